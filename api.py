@@ -47,8 +47,8 @@ from .samplers.mar.cspd import cspd as cspd
 from .samplers.mar.cspd.settings import CSpDSettings as CSpDSettings
 from .samplers.mar.fasthybrid import fasthybrid as fasthybrid
 from .samplers.mar.fasthybrid.settings import FastHybridSettings as FastHybridSettings
-from .samplers.mar.gtr import GtRSettings as GtRSettings
 from .samplers.mar.gtr import gtr as gtr
+from .samplers.mar.gtr.settings import GtRSettings as GtRSettings
 from .samplers.mar.lazy import lazy_transformer as lazy_transformer
 from .samplers.mar.lazy import lazymar as lazymar
 from .samplers.mar.lazy.settings import CacheSettings as CacheSettings

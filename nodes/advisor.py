@@ -29,7 +29,7 @@ class Advisor(ModelFirst):
     more = {
         "condition": "Advisor measures batches of as many images as the condition has entries.",
         "seed": "Advisor uses this seed in the first round.",
-        "draft": "If you connect a draft model, Advisor also tries the one of the two that works with the model.",
+        "draft": "If you connect a draft model, Advisor also tries CSpD or MuLo-SD, whichever works with the model.",
     }
     more_of_outputs = {
         "sampler": (

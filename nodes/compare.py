@@ -61,16 +61,17 @@ class CompareSettings(Settings):
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="If no unaccelerated sampler (MAR, LlamaGen, Tar) is connected, the baseline is an accelerated sampler "
-        "whose settings give the identical image, or else the cell with the most work. At 0, MAR, LlamaGen and Tar "
-        "each get their own baseline and group of cells, because their networks and image sizes differ. Two models of "
-        "the same kind, or two image sizes, also get separate baselines. Any other number makes the cell of that "
-        "number the baseline of all cells.",
+        more="If no report of an unaccelerated sampler (such as MAR, LlamaGen or Tar) is connected, the baseline is "
+             "an accelerated sampler whose settings give the identical image, or else the sampler that made the "
+             "most passes. At 0, each kind of model (such as MAR, LlamaGen and Tar) gets its own baseline and group "
+             "of cells, because their networks and image sizes differ. Two models of the same kind, or two image "
+             "sizes, also get separate baselines. Any other number makes the cell of that number the baseline of "
+             "all cells.",
     )
     differences: bool = knob(
         False,
-        "Also show, below each image, how it differs from the baseline's image, amplified four times. Black means that "
-        "the pixels are equal.",
+        "Also show, below each image, its difference from the baseline's image, amplified four times. Black means "
+        "that the pixels are equal.",
     )
 
 
@@ -120,8 +121,8 @@ class Compare(io.ComfyNode):
         "image_1": "The editor shows two pairs of sockets, and adds a pair when you connect the last pair.",
         "report_1": "Without a report, the cell shows no numbers.",
         "labels": (
-            "For characters that English does not use, FastAR needs a font of the machine that runs ComfyUI; a "
-            "character that no font has is shown as its code."
+            "For characters that English does not use, FastAR needs a font on the machine that runs ComfyUI. If no "
+            "font has a character, the image shows the character's code, such as [4E2D]."
         ),
     }
     more_of_outputs = {
@@ -429,18 +430,19 @@ class TokenMapSettings(Settings):
         "token's draft. The help page explains the other choices.",
         choices=WHAT,
         more="\n  - *fixed at step*: the AR step (MAR) or the pass of the transformer (LlamaGen, Tar, PAR, ZipAR, "
-        "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same as *fixed "
-        "at step*, with the number of the step on every token.\n  - *outcome*: accepted drafts are blue. Drafts that "
-        "CSpD or MuLo-SD rejected are vermilion. Drafts that FastHybrid resampled are orange, and so are accepted "
-        "drafts that MuLo-SD resampled because a draft near them was rejected. Tokens without a draft are dark grey. "
-        "In inpainting, tokens that stay unchanged are nearly black.\n  - *accepted*, *redone*, *rejected*: only the "
-        "tokens with this outcome; *redone* means resampled. *drafted*: drafts that are not verified yet; there are "
-        "none at the end of a run.\n  - *cached*: number of AR steps that took the token from LazyMAR's cache, from "
-        "dark blue (fewest) to yellow (most).\n  - *tokens per step*: number of tokens that were decided in the same "
-        "step or pass, from dark blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): connected areas of "
-        "resampled tokens, each with its own colour and number.\n  - *waves* (MuLo-SD): within such an area, the pass "
-        "in which the token was resampled, from dark blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): "
-        "accepted drafts that were resampled because a draft near them was rejected.",
+             "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same as "
+             "*fixed at step*, with the number of the step on every token.\n  - *outcome*: accepted drafts are "
+             "blue. Drafts that CSpD or MuLo-SD rejected are vermilion. Drafts that FastHybrid resampled are "
+             "orange, and so are accepted drafts that MuLo-SD resampled because a draft near them was rejected. "
+             "Tokens without a draft are dark grey. In inpainting, tokens that stay unchanged are nearly black.\n  "
+             "- *accepted*, *redone*, *rejected*: only the tokens with this outcome; *redone* means resampled. "
+             "*drafted*: drafts that are not verified yet; there are none at the end of a run.\n  - *cached*: "
+             "number of AR steps that took the token from LazyMAR's cache, from dark blue (fewest) to yellow "
+             "(most).\n  - *tokens per step*: number of tokens that were decided in the same step or pass, from "
+             "dark blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, "
+             "each with its own colour and number.\n  - *waves* (MuLo-SD): within each island, the pass in which "
+             "the token was resampled, from dark blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): accepted "
+             "drafts that were resampled because a draft near them was rejected.",
     )
     opacity: float = knob(
         0.6,

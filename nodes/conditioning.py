@@ -30,8 +30,9 @@ from ..runs.images import to_bytes, to_rgb
 from ..runs.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
 from ..runs.loading import AUTO, dtype_name
 from ..runs.memory.tokens import estimate_prompt
-from ..samplers.conditioning import CodeCondition, EditSettings, ImagePromptCondition, PromptCondition, TextCondition
+from ..samplers.conditioning import CodeCondition, ImagePromptCondition, PromptCondition, TextCondition
 from ..samplers.settings import Settings, knob, settings_from
+from ..samplers.tokens.edit_settings import EditSettings
 from ..samplers.tokens.tar import DETAILS, TarPrompted, TarPromptSettings
 from . import graph, host
 from .host.loaded import ModelCache, load_to_device
@@ -178,8 +179,8 @@ class ClassLabel(io.ComfyNode):
             multiline=True,
             dynamic_prompts=True,
             placeholder=f"names or ids, separated by commas or lines; the demo knows {', '.join(PICTURE_BOOK)}",
-            tooltip="Class names or numbers, separated by commas or lines; each label gives as many images as "
-            f"images_per_label says. The demo knows {', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 "
+            tooltip="Class names or numbers, separated by commas or lines; images_per_label sets the number "
+            f"of images of each label. The demo knows {', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 "
             "classes, for example tabby, or 281 for the same class.",
         )
         add_label = io.Combo.Input(
@@ -360,7 +361,7 @@ def _usual_encoder(encoders: list[str]) -> str:
 
 
 _SUNSET = "a red boat at sunset"
-_SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
+_SUBJECTS = f"The demo knows ten subjects: {', '.join(PICTURE_BOOK[:-1])} and {PICTURE_BOOK[-1]}."
 # What an empty field shows, in Apps too.
 _PLACEHOLDER = f"what to draw; the demo knows {', '.join(PICTURE_BOOK)}, colours, small, large, left, right, at night"
 
@@ -382,7 +383,7 @@ class PromptLines(PromptImages):
         "Read every line as a separate prompt, and generate the images of all prompts in one batch. When this is off, "
         "the whole text is one prompt.",
         advanced=True,
-        more="FastAR generates as many images of each line as *images* says, and skips empty lines.",
+        more="*images* sets the number of images of each line. FastAR skips empty lines.",
     )
 
 
@@ -390,12 +391,12 @@ class Prompt(io.ComfyNode):
     more = {
         "text": (
             "FastAR does not correct or rewrite the text; it may have at most 20,000 characters. ComfyUI replaces "
-            "`{red|blue}` by one of the two words for every run, as in CLIP Text Encode. Harmon and UniPic get the "
-            "prompt after the words *Generate an image:*. Janus gets only the prompt, without spaces at its ends. "
-            "BitDance gets the prompt as the user's message in a chat. NextStep gets the prompt without changes. The "
-            "model reads names of special tokens as plain text. It also reads `(red:1.2)`, `<lora:...>`, "
-            "`embedding:...`, `__wildcard__` and BREAK as plain text. In the benchmarks of Harmon's authors, every "
-            "prompt ends with a full stop."
+            "`{red|blue}` with one of the two words for every run, as in CLIP Text Encode. Harmon and UniPic get "
+            "the prompt after the words *Generate an image:*. Janus gets only the prompt, without spaces at its "
+            "ends. BitDance gets the prompt as the user's message in a chat. NextStep gets the prompt without "
+            "changes. The model reads the names of control tokens, such as `<|im_end|>`, as plain text. It also "
+            "reads `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK as plain text. In the "
+            "benchmarks of Harmon's authors, every prompt ends with a full stop."
         ),
         "negative": (
             "If *cfg* is 1, the negative prompt has no effect. The editor hides the field for Janus and BitDance, "
@@ -485,7 +486,7 @@ class ImageAndPrompt(io.ComfyNode):
             "encoder) extracts the content, and the VQ tokenizer turns the pixels into 576 tokens. "
             "NextStep-1-Large-Edit reads 1,024 tokens of its autoencoder."
         ),
-        "text": "The model reads names of special tokens as plain text.",
+        "text": "The model reads the names of control tokens, such as `<|im_end|>`, as plain text.",
     }
     more_of_outputs = {
         "condition": (
@@ -583,13 +584,14 @@ class TarPrompt(io.ComfyNode):
     more = {
         "text": (
             "FastAR uses the text as typed; it may have at most 20,000 characters and must fit the model's context "
-            "length. The model reads names of special tokens as plain text. `{red|blue}` picks one of the two words "
-            "for every run, as in CLIP Text Encode. With an empty text, the model generates an unconditional image."
+            "length. The model reads the names of control tokens, such as `<|im_end|>`, as plain text. `{red|blue}` "
+            "picks one of the two words for every run, as in CLIP Text Encode. With an empty text, the model "
+            "generates an unconditional image."
         ),
         "preset": RECOMMENDS,
         "images": "Each image gets its own codes.",
         "first_image": (
-            "Set *first_image* to the same number on the sampler, and *images* to 1."
+            "For one image, set *images* to 1 on this node, and set *first_image* to the same number on the sampler."
         ),
     }
 
@@ -615,8 +617,8 @@ class TarPrompt(io.ComfyNode):
             sockets=[
                 TAR.Input(
                     "tar",
-                    tooltip="The language model, from Load Tar. For a LlamaGen, use Class Label or, for its "
-                    "text-to-image models, LlamaGen Prompt instead of this node.",
+                    tooltip="The language model, from Load Tar. This node does not work with LlamaGen: use LlamaGen "
+                            "Prompt for its text-to-image models, and Class Label for its other models.",
                 )
             ],
             widgets=[

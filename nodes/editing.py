@@ -53,8 +53,9 @@ class PasteSettings(Settings):
         True,
         "Changes the colours of the new background (everything in the inpainted area except the subject) to those "
         "around the mask, so that no edge is visible. When this is off, the new background keeps the model's colours.",
-        more="A model continues an image in its own colours; for example, it may put an orange sunset into a blue sky. "
-        "A subject that does not look like the background, such as a boat in front of the sky, keeps its colours.",
+        more="A model fills the area in colours of its own choice, which may not fit your image; for example, it "
+             "may put an orange sunset into a blue sky. A subject that does not look like the background, such as a "
+             "boat in front of the sky, keeps its colours.",
     )
 
 

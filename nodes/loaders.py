@@ -116,8 +116,8 @@ def allow_download() -> io.Input:
         advanced=True,
         optional=True,
         tooltip="Download missing files once, into models/fastar, when the workflow runs. When this is off, FastAR "
-        "still downloads files of at most 100 MB (configurations, tokenizers); if a larger file is missing, the run "
-        "stops, and shows the size and source of the download.",
+                "still downloads files of at most 100 MB (configurations, tokenizers); if a larger file is missing, "
+                "the run stops with an error that states the size and source of the download.",
     )
 
 
@@ -370,8 +370,8 @@ class _Loader(io.ComfyNode):
 # The end of a sentence on dtypes, for families with 4-bit dtypes.
 _FOUR_BITS = (
     "*int4* stores the feed-forward layers of these blocks in 4 bits and the attention layers in 8 bits. *int4-g64* "
-    "stores both kinds of layers in 4 bits, for the smallest GPUs. Of these four dtypes, *int8* changes the image "
-    "least; see docs/precision.md in the repository."
+    "stores both kinds of layers in 4 bits, for the smallest GPUs. *int8* changes the image least of these four "
+    "dtypes; see docs/precision.md in the repository."
 )
 _KL = (
     "The autoencoder that turns latents into images. Usual: auto, which loads the autoencoder that the model was "
@@ -495,7 +495,7 @@ class LoadLlamaGen(_Loader):
         ),
         "decoder": (
             "FastAR refuses a tokenizer with a different number of codes. If the model's file does not name its "
-            "tokenizer, the report warns you that the two may not belong together."
+            "tokenizer, the report warns you that the chosen tokenizer may be the wrong one."
         ),
         "grid": (
             "FastAR reads the number from the file's metadata, its training arguments or a stored RoPE table. If all "
@@ -621,8 +621,8 @@ class LoadLatentSamplers(_Loader):
     aliases = ["mulo-sd", "up-sampler", "down-sampler", "upscale draft", "latent upscale"]
     widgets = ("checkpoint",)
     tooltips = {
-        "checkpoint": "The file with the two networks; put your own files into models/fastar. The notes of this "
-        "node's help page say how to train such a file.",
+        "checkpoint": "The file with the latent up-sampler and the latent down-sampler; put your own files into "
+                      "models/fastar. The notes of this node's help page say how to train such a file.",
     }
     socket = output(
         LATENT_SAMPLERS, "latent_samplers", "The two networks. Connect them to latent_samplers of MuLo-SD Sampler."
@@ -719,9 +719,9 @@ class LoadBitDance(_Loader):
         "checkpoint": (
             "An ImageNet model is a `.pt` or `.safetensors` file. A 14B model is a folder in the authors' layout "
             "(`config.json`, the shards, `vision_head.safetensors`, `projector.safetensors`, `ae.safetensors`, the "
-            "tokenizer) or in the layout of diffusers (`text_encoder`, `diffusion_head`, `projector`, `autoencoder`, "
-            "`tokenizer`). FastAR does not load the output layer of the language model (`lm_head`), because this "
-            "layer only serves to write text."
+            "tokenizer) or in the layout of diffusers (`text_encoder`, `diffusion_head`, `projector`, "
+            "`autoencoder`, `tokenizer`). FastAR does not load the output layer of the language model (`lm_head`), "
+            "because the model needs this layer only to write text."
         ),
         "decoder": (
             "FastAR refuses an autoencoder whose tokens have a number of bits or a size in pixels that does not fit "
@@ -732,7 +732,7 @@ class LoadBitDance(_Loader):
             "of the tokens, and tokens that are being denoised always use fp32. *int8* and *fp8* store the weights "
             f"of the transformer blocks in 8 bits. {_FOUR_BITS} With these four dtypes, everything except the "
             "transformer blocks has the same precision as with *auto*. If the file itself is int8 or scaled fp8, "
-            "*auto* keeps its 8 bits; any other choice converts them."
+            "*auto* keeps the 8-bit weights; any other choice converts the weights."
         ),
     }
     more_of_outputs = {
@@ -741,8 +741,8 @@ class LoadBitDance(_Loader):
             "A latent has one channel for each bit, with the values -1 and +1; FastAR uses only the sign of any "
             "other value. If the model generates images of the size of your image, VAE Encode keeps this size; "
             "otherwise it scales the image to the size with the most similar aspect ratio. **VAE Decode (Tiled) "
-            "stops with an error**, because the decoder normalises over the whole image, and with tiles the image "
-            "would be a different one."
+            "stops with an error**, because the decoder normalises over the whole image, so tiles would give a "
+            "different image."
         ),
     }
 
@@ -776,12 +776,12 @@ class LoadNextStep(_Loader):
     socket = output(io.Custom("FASTAR_NEXTSTEP"), "model", "The model. Connect it to NextStep Sampler.")
     more = {
         "checkpoint": (
-            "The folder has the authors' layout: `config.json`, the shards, the tokenizer, and a folder `vae`, which "
-            "holds the autoencoder (`checkpoint.pt` and its own `config.json`). NextStep-1 comes without `vae`; "
-            "*decoder* *auto* then uses the folder `NextStep-1-f8ch16-Tokenizer` beside the model's folder or, if "
-            "there is none, the autoencoder in FastAR's own list of downloads. FastAR never runs the code in a "
-            "model's folder, and does not load the output layer of the language model (`lm_head`), because this "
-            "layer only serves to write text."
+            "The folder has the authors' layout: `config.json`, the shards, the tokenizer, and a folder `vae`, "
+            "which holds the autoencoder (`checkpoint.pt` and its own `config.json`). NextStep-1 comes without "
+            "`vae`; if *decoder* is *auto*, FastAR then uses the folder `NextStep-1-f8ch16-Tokenizer` beside the "
+            "model's folder or, if there is none, the autoencoder in FastAR's own list of downloads. FastAR never "
+            "runs the code in a model's folder, and does not load the output layer of the language model "
+            "(`lm_head`), because the model needs this layer only to write text."
         ),
         "decoder": "FastAR refuses an autoencoder with a different number of channels or a different stride.",
         "dtype": (

@@ -50,7 +50,7 @@ from ..samplers.conditioning import (
     expect_null_prompt,
 )
 from ..samplers.settings import in_words, knobs
-from ..samplers.tokens.mulosd import check_grids
+from ..samplers.tokens.mulosd.checks import check_grids
 from ..samplers.tokens.mulosd.upsampling import LatentUpSampling, PixelUpSampling, UpSampling
 from . import graph, host
 from .caches import checked_cache

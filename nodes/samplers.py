@@ -13,7 +13,8 @@ from ..networks.torch_state import in_own_state
 from ..runs import presets, registry
 from ..runs.labels import unknown_words
 from ..runs.registry import SAMPLERS, Entry, plain_sampler
-from ..samplers.mar.gtr import QUARTERS, GtRSettings
+from ..samplers.mar.gtr.settings import GtRSettings
+from ..samplers.mar.gtr.stages import QUARTERS
 from ..samplers.mar.lazy.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, settings_from
 from .caches import CachePlan, expect_cache
@@ -42,12 +43,16 @@ from .sent import PLAIN, PRESETS, RECOMMENDED, expect_removed_to_hold, facts_of,
 def sampled(vae: str = "the model's loader") -> list[io.Output]:
     """Outputs of a sampler; ``vae`` is the loader whose VAE decodes the latent."""
     return [
-        output(io.Latent, "latent", f"Decode it with VAE Decode and the vae of {vae}."),
+        output(
+            io.Latent,
+            "latent",
+            f"The generated images as a latent. Decode the latent with VAE Decode and the vae of {vae}.",
+        ),
         output(
             REPORT,
             "report",
-            "What the sampler did: time, passes, accepted drafts, settings. Connect it to Compare, Token Map or "
-            "Report.",
+            "A report of what the sampler did: time, passes, accepted drafts, settings. Connect the report to "
+            "Compare, Token Map or Report.",
         ),
     ]
 
@@ -273,9 +278,10 @@ class FastHybridSampler(_Sampler):
             "repository)."
         ),
         "cache": (
-            "FastHybrid calls the diffusion head less often, and the cache makes every pass of the transformer and "
-            "every call of the head smaller. Without the cache and without DiSA, each image of a batch advances at its "
-            "own pace. With either of them, all images must be at the same AR step, so a batch needs more calls."
+            "FastHybrid calls the diffusion head less often than MAR. The cache makes every pass of the transformer "
+            "and every call of the head smaller. Without the cache and without DiSA, each image of a batch advances "
+            "at its own pace. With either of them, all images must be at the same AR step, so a batch needs more "
+            "calls."
         ),
     }
 
@@ -312,9 +318,9 @@ class CSpDSampler(_Sampler):
     )
     aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
     models = {
-        "target": "The MAR whose images you want; it verifies the drafts.",
-        "draft": "A small MAR that drafts the tokens, loaded by a second Load MAR. Its tokens, grid and classes must "
-        "be the same as the target's.",
+        "target": "The large model whose images you want (a MAR, Harmon or UniPic); it verifies the drafts.",
+        "draft": "A smaller model that drafts the tokens, from a second loader like the target's. The draft model "
+                 "must have the target's tokens, grid and classes.",
     }
     more = {
         "preset": (
@@ -328,7 +334,7 @@ class CSpDSampler(_Sampler):
             "drafts are accepted."
         ),
         "t_max": "In CSpD, *t_max* applies to both models.",
-        "cache": "With LazyMAR Cache, both the target and the draft model reuse their features.",
+        "cache": "With LazyMAR Cache, the target reuses its own earlier results, and so does the draft model.",
     }
 
 
@@ -362,8 +368,8 @@ class GtRSampler(_Sampler):
             "starts; the reconstruction uses this value. The paper uses 20 steps."
         ),
         "order": "In GtR, the order applies within each stage.",
-        "cache": "The cache makes every pass of the transformer smaller, and with *head_cache* also most calls of the "
-        "diffusion head.",
+        "cache": "The cache makes every pass of the transformer smaller. With *head_cache*, it also makes most "
+                 "calls of the diffusion head smaller.",
         "mask": (
             "Each token under the mask is decided in the same stage as without a mask. If a stage has fewer such "
             "tokens than AR steps, it decides one token per step. All masks of a batch must cover the same number of "
@@ -439,8 +445,8 @@ class PARSampler(_Sampler):
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
     condition = _LABEL_OR_TEXT
     models = {
-        "model": "A PAR model from Load LlamaGen / PAR. A LlamaGen works only with one of the two choices of "
-        "'grouping' named ablation, which are experiments of the paper."
+        "model": "A PAR model from Load LlamaGen / PAR. A LlamaGen works only if 'grouping' is one of the two "
+                 "ablations, which are experiments of the paper."
     }
     more = {
         "preset": RECOMMENDS,
@@ -463,9 +469,9 @@ class ZipARSampler(_Sampler):
             "*exact* uses a window as long as a row, so the rows are decided one after another, without "
             "acceleration. For models of every size, *balanced* has the window 8 and *fast* the window 4; we "
             "measured these windows only on the demo. Both presets make fewer passes than the unaccelerated "
-            "sampler, but perform 1 to 5 % more operations. *PJD* is Parallel Jacobi Decoding (CVPR 2026): it "
-            "generates the images of *balanced*, but with *parallel* 16, which takes still fewer passes and "
-            "computes more tokens in each pass."
+            "sampler, but perform 1 to 5 % more operations. *PJD* is Parallel Jacobi Decoding (CVPR 2026): it sets "
+            "the same window as *balanced*, and *parallel* to 16. In fp32, the images are the same as with "
+            "*balanced*; *PJD* makes fewer passes, but computes more tokens in each pass."
         ),
         "cfg": _GUIDED_BY_IMAGE,
         "model": "FastAR refuses a PAR model, because a PAR model decides the tokens in a different order.",
@@ -499,8 +505,9 @@ class MuLoSDSampler(_Sampler):
     ]
     models = {
         "target": "The large model whose images you want: a de-tokenizer of Tar for 512 or 1024 pixels, or a LlamaGen.",
-        "draft": "A model of the same kind and with the same decoder, for images whose side is a half, a third or a "
-        "quarter of the side of the target's images. Usual for Tar: the de-tokenizer for 256 pixels.",
+        "draft": "A model of the target's kind and with the target's decoder, for images whose side is a half, a "
+                 "third or a quarter of the side of the target's images. Usual for Tar: the de-tokenizer for 256 "
+                 "pixels.",
     }
 
     more = {
@@ -530,8 +537,9 @@ class MuLoSDSampler(_Sampler):
         latent_samplers = LATENT_SAMPLERS.Input(
             "latent_samplers",
             optional=True,
-            tooltip="The two networks from Load Latent Samplers: one enlarges the draft for the large model, and the "
-            "other reduces the result. Use this input instead of upscale_model.",
+            tooltip="The two networks from Load Latent Samplers: one enlarges the draft for the large model, and "
+                    "the other reduces the large model's result for the draft model. Use this input instead of "
+                    "upscale_model.",
         )
 
         return [upscale_model, latent_samplers]
@@ -582,8 +590,8 @@ class BitDanceSampler(_Sampler):
     aliases = ["bitdance", "binary tokens", "block autoregressive", "text to image", "disa", "inpaint"]
     more = {
         "preset": f"{RECOMMENDS} *recommended* also sets the usual size of the model's images.",
-        "condition": "FastAR refuses a negative prompt, because BitDance has its own null prompt, from which guidance "
-        "moves the image away.",
+        "condition": "FastAR refuses a negative prompt, because BitDance's guidance always moves the image away "
+                     "from a fixed null prompt (a prompt without content).",
         "seed": "The noise belongs to the positions of the tokens, so models with blocks of different sizes start from "
         "the same noise.",
         "latent_image": (

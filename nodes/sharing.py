@@ -34,13 +34,14 @@ class LoadReport(io.ComfyNode):
         "image": "For an animation, this is the first frame.",
         "reports": "You can connect them to Compare, Report and other nodes.",
         "table": (
-            "If the runs were compared, the table has PSNR, SSIM and speed-ups relative to their baseline. The table "
-            "does not compare the times of two runs if the runs differ in model, image size, inpainted area or "
-            "device, or if ComfyUI was restarted between the two runs."
+            "If the runs were compared, the table also has PSNR, SSIM and speed-up of each run, relative to the "
+            "baseline of the comparison. The table does not compare the times of two runs if the runs differ in "
+            "model, image size, inpainted area or device, or if ComfyUI was restarted between the two runs."
         ),
         "samplers": (
-            "With the same model, condition and seed, such a line generates the same image. If a line cannot hold a "
-            "part of the run (an edit, an upscale model, settings of a different version), the node says so."
+            "With the same model, condition and seed, Any Sampler generates the same image from such a line. If a "
+            "line cannot hold a part of the run (an edit, an upscale model, settings of a different version), the "
+            "node says so."
         ),
     }
 
@@ -152,10 +153,10 @@ _SAMPLER = "fasthybrid: preset=balanced"
 class AnySampler(ModelFirst):
     more = {
         "sampler": (
-            "An example is *fasthybrid: preset=fast, threshold=0.9*. Type the line, or connect Advisor or Load Report. "
-            "The names are the same as on the command line: *mar*, *fasthybrid*, *lazymar*, *cspd*, *gtr*, *llamagen*, "
-            "*par*, *zipar*, *mulosd*, *bitdance*, *nextstep*, and *fasthybrid+lazymar*, *gtr+lazymar* and "
-            "*cspd+lazymar*."
+            "An example is *fasthybrid: preset=fast, threshold=0.9*. Type the line, or connect Advisor or Load "
+            "Report. The names are the same as on the command line: *mar*, *fasthybrid*, *lazymar*, *cspd*, *gtr*, "
+            "*llamagen*, *tar*, *par*, *zipar*, *mulosd*, *bitdance*, *nextstep*, and *fasthybrid+lazymar*, "
+            "*gtr+lazymar* and *cspd+lazymar*."
         ),
     }
 

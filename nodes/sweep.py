@@ -83,10 +83,11 @@ class SweepSettings(Settings):
         "What changes from column to column: a setting of the chosen sampler, its preset, or the checkpoint, label or "
         "prompt.",
         choices=_AXES,
-        more="For *checkpoint*, the sweep runs the loader that is connected to *model* again, with each value. For "
-        "*label* or *prompt*, it runs the node that is connected to *condition* again; this node must be Class Label, "
-        "Prompt (FastAR), LlamaGen Prompt or Tar Prompt, and must be connected directly. All other inputs of these "
-        "nodes stay unchanged. The models of all checkpoints are in system memory at the same time.",
+        more="For *checkpoint*, the sweep runs the loader at the input *model* once for each value. For *label* or "
+             "*prompt*, the sweep runs the node at the input *condition* once for each value; this node must be "
+             "Class Label, Prompt (FastAR), LlamaGen Prompt or Tar Prompt, and must be connected directly. All "
+             "other inputs of these nodes stay unchanged. The models of all checkpoints are in system memory at the "
+             "same time.",
     )
     y: str = knob(
         NONE,
@@ -503,7 +504,8 @@ def _plan(
     for text in parse_values(seeds, "seeds", whole=True):
         if not text.isdecimal() or int(text) > SEED_LIMIT:
             raise UserError(
-                f"seeds: {text[:60]!r} is not a whole number from 0 to {SEED_LIMIT}; give, for example, 7, or 7..9."
+                f"seeds: {text[:60]!r} is not a whole number from 0 to {SEED_LIMIT}; give a number such as 7, or a "
+                "range such as '7..9'."
             )
         numbers.append(int(text))
     numbers = list(dict.fromkeys(numbers))

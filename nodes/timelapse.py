@@ -46,8 +46,8 @@ class TimeLapse(io.ComfyNode):
     more = {
         "image_1": "The animation shows all runs at the same size.",
         "report_1": "A report from Load Report does not work here, because it does not hold the steps of the tokens.",
-        "filename_prefix": "The editor replaces these two; *%year%*, *%month%* and *%day%* also work if a program "
-        "sends the workflow.",
+        "filename_prefix": "Only ComfyUI's editor replaces these two; *%year%*, *%month%* and *%day%* work even if "
+                           "a program sends the workflow without the editor.",
     }
     more_of_outputs = {
         "frames": "To save an MP4 file, set *fps* of Create Video to 12.",
@@ -94,7 +94,8 @@ class TimeLapse(io.ComfyNode):
                 output(
                     io.Image,
                     "frames",
-                    f"All frames, {FPS} per second. Connect them to Create Video, and then to Save Video.",
+                    f"All frames, {FPS} per second. Connect the frames to Create Video, and Create Video to Save "
+                    "Video.",
                 )
             ],
         )

@@ -138,8 +138,8 @@ def read_runs(path: Path) -> Saved:
     if text is None:
         raise UserError(
             f"image: {path.name} holds no FastAR report. Possible causes: no FastAR sampler generated this image, "
-            "ComfyUI ran with --disable-metadata, or another program has edited or sent the file. Choose a file that a "
-            "save node of ComfyUI wrote in a run with a FastAR sampler."
+            "ComfyUI ran with --disable-metadata, or another program removed the report when it edited or sent the "
+            "file; choose a file that a save node of ComfyUI wrote in a run with a FastAR sampler."
         )
 
     try:

@@ -46,7 +46,7 @@ from ..samplers.conditioning import (
     TextCondition,
 )
 from ..samplers.settings import knobs, settings_from
-from ..samplers.tokens.mulosd import check_grids
+from ..samplers.tokens.mulosd.checks import check_grids
 from ..samplers.tokens.mulosd.upsampling import BICUBIC, LatentUpSampling, PixelUpSampling, UpSampling
 from ..samplers.tokens.tar import TarPromptSettings
 from .choice import ModelFacts

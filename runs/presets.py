@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from ..errors import UserError
 from ..samplers.mar.cspd.settings import CSpDSettings
 from ..samplers.mar.fasthybrid.settings import FastHybridSettings
-from ..samplers.mar.gtr import PAPER, GtRSettings
+from ..samplers.mar.gtr.settings import GtRSettings
+from ..samplers.mar.gtr.stages import PAPER
 from ..samplers.mar.lazy.settings import CacheSettings, LazyMARSettings
 from ..samplers.mar.settings import MARSettings
 from ..samplers.settings import Settings

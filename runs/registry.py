@@ -14,7 +14,8 @@ from ..samplers.mar.cspd import cspd
 from ..samplers.mar.cspd.settings import CSpDSettings
 from ..samplers.mar.fasthybrid import fasthybrid
 from ..samplers.mar.fasthybrid.settings import FastHybridSettings
-from ..samplers.mar.gtr import GtRSettings, gtr
+from ..samplers.mar.gtr import gtr
+from ..samplers.mar.gtr.settings import GtRSettings
 from ..samplers.mar.lazy import check as check_lazymar
 from ..samplers.mar.lazy import check_with_caches, lazymar, with_caches
 from ..samplers.mar.lazy.settings import LazyMARSettings, with_cache_settings
@@ -23,8 +24,8 @@ from ..samplers.mar.mar import mar
 from ..samplers.mar.settings import MARBase, MARSettings
 from ..samplers.tokens.llamagen import check as check_llamagen
 from ..samplers.tokens.llamagen import llamagen
-from ..samplers.tokens.mulosd import check as check_mulosd
 from ..samplers.tokens.mulosd import mulosd
+from ..samplers.tokens.mulosd.checks import check as check_mulosd
 from ..samplers.tokens.mulosd.settings import MuLoSDSettings
 from ..samplers.tokens.par import PARSettings, par
 from ..samplers.tokens.par import check as check_par

@@ -17,7 +17,6 @@ from ..errors import OfFastAR, UserError, amount, printable
 from ..networks.hybrid import UNCONDITIONAL, HybridModel
 from ..networks.mar import ClassConditioning, Conditioning, MARModel
 from ..reports.record import fingerprint
-from .settings import Settings, knob
 
 E = TypeVar("E", bound="_Entries")
 
@@ -127,8 +126,25 @@ class Condition(_Entries):
         return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, model.device))
 
 
+@dataclass(frozen=True, eq=False)
+class _Prompts(_Entries):
+    """Prompts for the images of a batch."""
+
+    texts: tuple[str, ...]  # prompts as typed, one per image to generate
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Captions."""
+        return self.texts
+
+    def expect_prompt(self) -> None:
+        """Raise a UserError if there is no prompt."""
+        if not self.texts:
+            raise UserError("condition: it holds no prompt; write at least one.")
+
+
 @dataclass(frozen=True)
-class PromptCondition(_Entries):
+class PromptCondition(_Prompts):
     """Prompts for the images of a batch. The models that read them contain a language model and encode the prompts
     themselves.
     """
@@ -136,7 +152,6 @@ class PromptCondition(_Entries):
     kind: ClassVar[str] = "prompt"
     title: ClassVar[str] = "prompts"
     maker: ClassVar[str] = "Prompt (FastAR)"
-    texts: tuple[str, ...]  # prompts as typed, one per image
     unconditional: str = UNCONDITIONAL  # the whole instruction for guidance's null branch, see HybridModel
 
     @property
@@ -146,11 +161,6 @@ class PromptCondition(_Entries):
     @property
     def null_text(self) -> str:
         return self.unconditional
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Captions."""
-        return self.texts
 
     def prompt_tokens(self, model: MARModel, guided: bool) -> int:
         """Number of prompt tokens in the KV cache. If ``guided``, the tokens of the null branch's instruction are
@@ -164,8 +174,7 @@ class PromptCondition(_Entries):
         """The condition as the network reads it; if ``guided``, with the null branch. Raises a UserError if there is no
         prompt.
         """
-        if not self.texts:
-            raise UserError("condition: it holds no prompt; write at least one.")
+        self.expect_prompt()
         return cast(HybridModel, model).conditioning(self.texts, self.unconditional, guided)
 
 
@@ -175,13 +184,12 @@ LARGEST_FREEDOM = 10.0
 
 
 @dataclass(frozen=True, eq=False)
-class ImagePromptCondition(_Entries):
+class ImagePromptCondition(_Prompts):
     """Images, each with a prompt that says what to change, for a model that edits images."""
 
     kind: ClassVar[str] = "image prompt"
     title: ClassVar[str] = "images with prompts"
     maker: ClassVar[str] = "Image and Prompt"
-    texts: tuple[str, ...]  # prompts as typed, one per image to generate
     images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, one per text
     # Janus-4o's w: the weight of the guidance branch that does not read the image's VQ tokens; 0 omits this branch.
     freedom: float = USUAL_FREEDOM
@@ -191,11 +199,6 @@ class ImagePromptCondition(_Entries):
     @property
     def entries(self) -> tuple[tuple[str, Tensor], ...]:
         return tuple(zip(self.texts, self.images, strict=True))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Captions."""
-        return self.texts
 
     def digests(self) -> tuple[str, ...]:
         return tuple(fingerprint(self.kind, text, image, self.freedom) for text, image in self.entries)
@@ -257,26 +260,6 @@ _CLASSES = (Condition, PromptCondition, ImagePromptCondition, TextCondition, Fea
 # For each kind of condition: its name in messages, and the node that makes such a condition.
 KINDS = {condition.kind: condition.title for condition in _CLASSES}
 MAKERS = {condition.kind: condition.maker for condition in _CLASSES}
-
-
-@dataclass(frozen=True)
-class EditSettings(Settings):
-    """Settings of image editing with Janus-4o."""
-
-    freedom: float = knob(
-        USUAL_FREEDOM,
-        "How freely the model may change the image; at a higher value, the pixels change more, and only the content of "
-        "the image is kept. Usual: 5, as published; at 0, the result stays closest to the pixels, and a third of the "
-        "work is saved.",
-        low=0.0,
-        high=LARGEST_FREEDOM,
-        step=0.1,
-        symbol="w",
-        more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "
-        "guidance runs the model on three versions of the condition: one with the image's content and its VQ tokens "
-        "(weight 1), one with the content only (weight *freedom*), and an empty one, from which guidance moves the "
-        "result away. *cfg* of the sampler sets the strength of guidance; the published value is 5.",
-    )
 
 
 def from_ids(ids: Sequence[int]) -> Condition:

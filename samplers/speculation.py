@@ -5,7 +5,7 @@ Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 
 a block of tokens in BitDance. A *window* consists of three parts:
 
 1. At state x_k, the next L steps of each row are drafted without a call of the head. All L drafts use the data and the
-   variance that the head last predicted for the row. The *data* is the state without noise, see ``chain.py``.
+   variance that the head last predicted for the row. ``diffusion_steps.py`` explains the data.
 2. The head is called for all L drafted states of all rows in one batch.
 3. Each row continues after its longest accepted prefix. The coupling (``coupling.py``) replaces the first rejected
    step.
@@ -43,8 +43,10 @@ from torch import Tensor
 from ..networks.speed import Recordable
 from ..networks.torch_state import to_device
 from ..reports.record import Report
-from .chain import DiffusionBatch, HeadAtStates, StepNumbers, guide
+from .chain import DiffusionBatch, guide, run_chain
 from .coupling import Coupled, Gaussian, Proposals, couple, couple_fixed
+from .diffusion_steps import StepNumbers
+from .heads import ChainedHead, HeadAtStates, HeadNetwork
 from .noise import CounterRNG
 
 # Lanes of a row's random numbers (noise.py): one for the acceptance of all steps, and two per step for proposals, which
@@ -58,12 +60,45 @@ _LANE_OF_UNIFORMS = 1  # 2 step + this
 _PROPOSALS = (1 << 8, 1 << 13, 1 << 18)
 
 
-class DraftedSteps(NamedTuple):
-    """W drafted steps of R rows. If a row has fewer steps left, its other entries repeat its last step, unused."""
+def take_steps(
+    net: Recordable,
+    head: HeadNetwork,
+    batch: DiffusionBatch,
+    report: Report,
+    *,
+    budget: int,
+    length: int,
+    rng: CounterRNG | None,
+) -> Iterator[tuple[int, Tensor]]:
+    """Take all steps of all rows of a batch, with speculation if ``length`` is above 1. The report counts the work.
 
-    states: Tensor  # state before each step, fp32 [R, W, *, c]
-    values: Tensor  # state after each step, fp32 [R, W, *, c]
-    q: Gaussian  # distributions of the values, fp32 [R, W, *, c]; if the variances are fixed, log stds [R, W, 1 ...]
+    Yields after every call of the head or, with speculation, after every window: the number of steps that all rows have
+    done, and the states, fp32 [N, *, c]. The last states are the samples.
+
+    Args:
+        head: the diffusion head of ``net``.
+        budget: see :mod:`.heads`.
+        length: number of steps of a window, the L of this file.
+        rng: random numbers of the rows with which drafts are verified; None if ``length`` is at most 1.
+    """
+    if rng is None:
+        for done, result in enumerate(run_chain(batch, ChainedHead(net, head, batch, report, budget)), 1):
+            yield done, result.x
+        return
+
+    speculation = Speculation(net, HeadAtStates(net, head, batch, report, budget), batch, rng, report)
+    for _ in speculation.windows(np.arange(len(batch.x)), length):
+        yield int(speculation.done.min()), speculation.x
+
+
+class DraftedSteps(NamedTuple):
+    """L drafted steps of R rows. L is the length of the window, or smaller if no row has so many steps left. If only
+    some rows have fewer steps left, their other entries repeat their last step, unused.
+    """
+
+    states: Tensor  # state before each step, fp32 [R, L, *, c]
+    values: Tensor  # state after each step, fp32 [R, L, *, c]
+    q: Gaussian  # distributions of the values, fp32 [R, L, *, c]; if the variances are fixed, log stds [R, L, 1 ...]
 
 
 class Coupling(NamedTuple):
@@ -81,8 +116,8 @@ FIXED = Coupling(couple_fixed, uniforms=1, counts_last=False)
 
 
 class _Window(NamedTuple):
-    """The M drafted steps of R rows that are verified together. A row has W steps, the length of the window, or fewer
-    steps at the end of its diffusion. In this example, W is 4, and the rows 3, 4 and 7 have done 5, 8 and 7 of 10
+    """The M drafted steps of R rows that are verified together. A row has L steps, the length of the window, or fewer
+    steps at the end of its diffusion. In this example, L is 4, and the rows 3, 4 and 7 have done 5, 8 and 7 of 10
     steps::
 
         of each step  row_of_step  3 3 3 3 4 4 7 7 7
@@ -108,13 +143,13 @@ class _Window(NamedTuple):
 
     @property
     def in_drafts(self) -> tuple[Tensor, Tensor]:
-        """The indices of the M steps in the tensors [R, W, ...] of :class:`DraftedSteps`."""
+        """The indices of the M steps in the tensors [R, L, ...] of :class:`DraftedSteps`."""
         return self.row_index, self.step_index
 
     def accepted_before_rejection(self, accepted: Tensor, length: int) -> Tensor:
         """The number of steps of each row that are accepted before its first rejected step, int64 [R].
 
-        ``accepted``: bool [M], for each step; ``length``: W.
+        ``accepted``: bool [M], for each step; ``length``: L.
         """
         accepted_in_rows = torch.zeros(len(self.row_numbers), length, dtype=torch.int64, device=accepted.device)
         accepted_in_rows[self.in_drafts] = accepted.to(torch.int64)
@@ -140,8 +175,8 @@ class _StepsToCouple(NamedTuple):
 
 
 class _Equations:
-    """The equations of a diffusion step in ``chain.py``, with the temperature in the stds. Here each state may be at a
-    different step, but :func:`.chain.advance` takes the same step with all rows.
+    """The equations of ``diffusion_steps.py``, with the temperature in the stds. Here each state may be at a different
+    step, but :func:`.chain.advance` takes the same step with all rows.
 
     ``step`` is int64 [...]; states, data, predictions and logits are fp32 [..., *, c].
     """
@@ -151,12 +186,13 @@ class _Equations:
         self.state_dimensions = batch.x.ndim - 1  # number of dimensions in [*, c]
 
         columns = table.columns()
-        middle = columns.middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
+        log_std_middle = columns.log_std_middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
         if not table.learns_variance and not table.ends_with_noise:
             # The coupling would divide by the last step's std, which is 0. Any other std works: a row stops at its last
             # step, whether the step is accepted or not, and the state after it is the mean of the kernel.
-            middle[-1] = 0
-        self._table = torch.stack(columns._replace(middle=middle), 1)  # [S, 8], a column for each field of StepNumbers
+            log_std_middle[-1] = 0
+        columns = columns._replace(log_std_middle=log_std_middle)
+        self._table = torch.stack(columns, 1)  # [S, 8], a column for each field of StepNumbers
 
     def numbers_of(self, step: Tensor) -> StepNumbers:
         """The numbers of the steps, fp32 [..., 1 ...] each, which broadcast to the shape of the states."""
@@ -167,7 +203,7 @@ class _Equations:
     def data(self, step: Tensor, x: Tensor, prediction: Tensor) -> Tensor:
         """The data that follows from the head's prediction at the states x."""
         numbers = self.numbers_of(step)
-        return torch.addcmul(numbers.data_x * x, numbers.data_out, prediction)
+        return torch.addcmul(numbers.data_x * x, numbers.data_per_prediction, prediction)
 
     def mean(self, step: Tensor, x: Tensor, data: Tensor) -> Tensor:
         """Means of the states after the steps, from the states x before the steps and the data."""
@@ -177,7 +213,9 @@ class _Equations:
     def log_std(self, step: Tensor, logits: Tensor | None) -> Tensor:
         """Log stds of the states after the steps; [..., 1 ...] if ``logits`` is None, that is for fixed variances."""
         numbers = self.numbers_of(step)
-        return numbers.middle if logits is None else numbers.middle + numbers.slope * logits
+        if logits is None:
+            return numbers.log_std_middle
+        return numbers.log_std_middle + numbers.log_std_per_logit * logits
 
 
 class Speculation:
@@ -207,10 +245,10 @@ class Speculation:
         self.rng = rng
         self.report = report
         self.device = batch.x.device
-        self.steps = len(batch.table)
+        self.step_count = len(batch.table)
         self.ends_with_noise = batch.table.ends_with_noise
         # How many steps of a row the report counts.
-        self.counted_steps = self.steps if coupling.counts_last or self.ends_with_noise else self.steps - 1
+        self.counted_steps = self.step_count if coupling.counts_last or self.ends_with_noise else self.step_count - 1
 
         # The head has predicted nothing yet, so the first steps are drafted from zeros. These drafts are mostly
         # rejected, which costs nothing: the call that verifies them also computes the first step.
@@ -221,8 +259,8 @@ class Speculation:
 
         self._equations = _Equations(batch)
         self._couple = net.compiled(coupling.function, "verification of speculation")
-        uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, coupling.uniforms * self.steps)
-        self._uniforms = uniforms.view(-1, self.steps, coupling.uniforms)
+        uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, coupling.uniforms * self.step_count)
+        self._uniforms = uniforms.view(-1, self.step_count, coupling.uniforms)
 
     def finish(self, rows: np.ndarray, length: int) -> Tensor:
         """Take all remaining steps of rows with :meth:`windows`. Returns the samples, fp32 [R, *, c]."""
@@ -236,7 +274,7 @@ class Speculation:
         """Take all remaining steps of rows, in windows of ``length`` drafted steps. Yields after every window. If
         ``length`` is below 2, nothing is drafted: every step is a call of the head, and yields.
         """
-        going = rows[self.done[rows] < self.steps]
+        going = rows[self.done[rows] < self.step_count]
         while len(going):
             if length > 1:
                 left = self.counted_steps - self.done[going]
@@ -248,7 +286,7 @@ class Speculation:
                 self.advance(going)
             yield
 
-            going = going[self.done[going] < self.steps]
+            going = going[self.done[going] < self.step_count]
 
     # --- a window
 
@@ -257,9 +295,9 @@ class Speculation:
         variance from the row's last call of the head.
         """
         self.net.note_plain("drafts of speculation")
-        width = min(length, self.steps - int(self.done[rows].min()))
+        length = min(length, self.step_count - int(self.done[rows].min()))
         row, done = self._on_device(rows, self.done[rows])
-        step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
+        step = (done[:, None] + torch.arange(length, device=self.device)).clamp(max=self.step_count - 1)
 
         # 1. A draft is x_{k+1} = x_coefficient_k x_k + offset_k + std_k noise_k. Only x_k is not known beforehand.
         numbers = self._equations.numbers_of(step)
@@ -305,8 +343,8 @@ class Speculation:
         draft = drafts.values[window.in_drafts].flatten(1)
         q = drafts.q.rows(*window.in_drafts)
         uniforms = self._uniforms[window.row_of_step, window.step]
-        steps = _StepsToCouple(window.row_of_step, window.step, draft, q.flat(), p.flat(), uniforms)
-        coupled = self._couple(steps.draft, steps.q, steps.p, steps.uniforms)
+        to_couple = _StepsToCouple(window.row_of_step, window.step, draft, q.flat(), p.flat(), uniforms)
+        coupled = self._couple(to_couple.draft, to_couple.q, to_couple.p, to_couple.uniforms)
 
         # 3. A row stops at its first rejected step, which was replaced, or else at its last step in the window.
         accepted = window.accepted_before_rejection(coupled.accepted, length)
@@ -316,7 +354,7 @@ class Speculation:
         # 4. The host waits for the device only here, unless some row needs proposals.
         accepted_on_host, stop_on_host, rejected = self._read_outcome(accepted, stop, coupled.is_sample[stop])
         if len(rejected):
-            self._propose(steps, stop, value, rejected)
+            self._propose(to_couple, stop, value, rejected)
         value = self._without_last_noise(window.step[stop], x[stop], data[stop], value.view(-1, *self.x.shape[1:]))
 
         # 5. Each row has done the step at which it stopped. Its next drafts use the head's prediction of this step.
@@ -330,11 +368,11 @@ class Speculation:
         these steps on the host, int64 [M].
         """
         done = self.done[rows]
-        widths = np.minimum(self.steps - done, length)
-        ends = widths.cumsum()
-        firsts = ends - widths
+        counts = np.minimum(self.step_count - done, length)
+        ends = counts.cumsum()
+        firsts = ends - counts
 
-        row_index = np.arange(len(rows)).repeat(widths)
+        row_index = np.arange(len(rows)).repeat(counts)
         step_index = np.arange(len(row_index)) - firsts[row_index]
         step = done[row_index] + step_index
         step_fields = self._on_device(rows[row_index], step, row_index, step_index)
@@ -354,12 +392,12 @@ class Speculation:
         )
         return accepted_on_host, stop_on_host, np.flatnonzero(is_sample_on_host == 0)
 
-    def _propose(self, steps: _StepsToCouple, stop: Tensor, value: Tensor, rejected: np.ndarray) -> None:
+    def _propose(self, to_couple: _StepsToCouple, stop: Tensor, value: Tensor, rejected: np.ndarray) -> None:
         """Couple the rows that need proposals, and write their next states into ``value``. This happens only if the
         variances are learned.
 
         Args:
-            steps: the M drafted steps.
+            to_couple: the M drafted steps.
             stop: for each row, the step at which it stops: an index among the M steps, int64 [R].
             value: the rows' next states, fp32 [R, n].
             rejected: which of the R rows need proposals: indices, int64 [K] on the host.
@@ -367,7 +405,7 @@ class Speculation:
         rows_left = rejected
         for count in _PROPOSALS:
             (index,) = self._on_device(rows_left)
-            row, step, draft, q, p, uniforms = steps.at(stop[index])
+            row, step, draft, q, p, uniforms = to_couple.at(stop[index])
 
             rng = self.rng.for_rows(row)
             normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
@@ -419,7 +457,7 @@ class Speculation:
         """
         if self.ends_with_noise:
             return value
-        last = (step == self.steps - 1).view(-1, *(1,) * (value.ndim - 1))
+        last = (step == self.step_count - 1).view(-1, *(1,) * (value.ndim - 1))
         return torch.where(last, self._equations.mean(step, x, data), value)
 
     def _remember(self, row: Tensor, data: Tensor, logits: Tensor | None) -> None:

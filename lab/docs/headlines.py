@@ -114,7 +114,7 @@ SHOWN = {
     (FEWER_DIFFUSION_STEPS, "MAR"): ("a different image", "MAR with fewer diffusion steps, no other change"),
     (FEW_STEPS, "MAR"): (
         "a different image",
-        "MAR with preset *few steps*: steps and order as LazyMAR *fast*, but no caches",
+        "MAR with preset *few steps*: the steps and token order of LazyMAR *fast*, but no caches",
     ),
     ("LazyMAR, fast", "MAR"): ("a different image", "MAR with LazyMAR, preset *fast*"),
 }

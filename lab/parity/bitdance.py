@@ -35,13 +35,14 @@ from ...networks.bitdance import (
 from ...networks.llama import HEAD, Llama, LlamaConfig, attend
 from ...networks.speed import Recordable
 from ...reports.record import Report
-from ...samplers import chain
+from ...samplers import chain, diffusion_steps, heads
 from ...samplers.blocks.bitdance import bitdance
-from ...samplers.blocks.diffusion import HeadCalls, head_calls
+from ...samplers.blocks.diffusion import head_calls
 from ...samplers.blocks.settings import BlockSettings
-from ...samplers.chain import MODULATION_BUDGET
 from ...samplers.conditioning import Condition, PromptCondition, from_ids
+from ...samplers.diffusion_steps import HeadCalls
 from ...samplers.engine import finish
+from ...samplers.heads import MODULATION_BUDGET
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, same_shapes
 
@@ -310,10 +311,10 @@ def _sampling(folder: Path, io: Tensors, name: str, about: Mapping[str, Any]) ->
 def _denoised(net: Head, made: HeadCalls, start: Tensor, noise: Tensor, conditions: Tensor, cfg: float) -> list[Tensor]:
     """The states of rows [B, P, C] before and after every step; ``conditions`` of all branches, [R, P, D]."""
     z = conditions.unflatten(0, (-1, len(start)))
-    table = chain.step_table(made.steps, net.times(torch.tensor(made.times)))
+    table = diffusion_steps.step_table(made.steps, net.times(torch.tensor(made.times)))
     rows = chain.DiffusionBatch(z, torch.full((len(start), 1, 1), cfg), start, noise, table)
     plain = Recordable()
-    head = chain.ChainedHead(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET)
+    head = heads.ChainedHead(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET)
     return [start, *(done.x for done in chain.run_chain(rows, head))]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -15,15 +16,16 @@ from torch import Tensor
 from ...networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
-from ...samplers.mar.canvas import MARCanvas, Tokens, mar_canvas
-from ...samplers.mar.cspd import make_prefill_diffusion, speculate
+from ...samplers.mar.canvas import MARCanvas, mar_canvas
+from ...samplers.mar.cspd import make_prefill_diffusion, published, speculate
 from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionNoise, acceptance_of_proposals, log_ratio
 from ...samplers.mar.cspd.draft import MARDrafter
 from ...samplers.mar.cspd.published import PUBLISHED_RULE, Published
 from ...samplers.mar.cspd.settings import CSpDSettings
-from ...samplers.mar.mar import FullTransformer
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.tables import Respacing, respacing_at
+from ...samplers.mar.tokens import Tokens
+from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
 
@@ -196,9 +198,9 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         transformer = FullTransformer(canvas)
         prefill_diffusion = make_prefill_diffusion(canvas, transformer)
         mode = Published(canvas, transformer, drafter, prefill_diffusion.noise)
-        mode.rule = PUBLISHED_RULE._replace(std_factor=inner)
         mode.rejection_noise = _RecordedRejectionNoise(tokens, places, found)
-        with torch.no_grad():
+        rule = PUBLISHED_RULE._replace(std_factor=inner)
+        with torch.no_grad(), mock.patch.object(published, "PUBLISHED_RULE", rule):
             result = finish(speculate(canvas, transformer, prefill_diffusion, mode))
 
         for v, (image, position) in zip(found, places, strict=True):

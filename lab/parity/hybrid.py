@@ -18,12 +18,12 @@ from ...model_loaders.files.tokenizer import load_tokenizer
 from ...model_loaders.hybrid.loader import config_of, load_network
 from ...networks.hybrid import INSTRUCTION, TABLES, Hybrid, HybridConfig, HybridModel, PromptBatch, PromptConditioning
 from ...reports.record import fingerprint
-from ...samplers import chain
+from ...samplers import chain, diffusion_steps
 from ...samplers.annealing import annealed_steps
 from ...samplers.mar.canvas import mar_canvas
-from ...samplers.mar.mar import FullTransformer
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import Respacing, respacing
+from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .mar import CLIPPED, schedule_cases, table_cases
@@ -277,8 +277,8 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             here = _table(len(noise), t_max, model.max_beta)
             if lower:
                 here = respacing(counts[step], t_max, model.max_beta)
-            table = chain.step_table(here.without_last_noise, canvas.time_embeddings(here))
-            noise = chain.noise_for_steps(noise.float(), len(table))
+            table = diffusion_steps.step_table(here.without_last_noise, canvas.time_embeddings(here))
+            noise = diffusion_steps.noise_for_steps(noise.float(), len(table))
             cfg = order.scale.gather(1, where).view(-1, 1)
             rows = chain.DiffusionBatch(z, cfg, first, noise, table, settings.temperature)
             made = look.head.sample(rows)

@@ -14,14 +14,14 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ...samplers import chain
+from ...samplers import diffusion_steps
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import run_passes
 from ...samplers.mar.canvas import MARCanvas, mar_canvas
-from ...samplers.mar.lazy import LazyTransformer, transformer
+from ...samplers.mar.diffusion import Diffusion
+from ...samplers.mar.lazy import LazyTransformer, selection
+from ...samplers.mar.lazy.selection import RowChoice, similarity
 from ...samplers.mar.lazy.settings import LazyMARSettings
-from ...samplers.mar.lazy.transformer import RowChoice, similarity
-from ...samplers.mar.mar import Diffusion
 from ...samplers.mar.tables import respacing_at
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
@@ -38,7 +38,7 @@ class _RecordedSelection(LazyTransformer):
     """LazyMAR with the recorded selection; it stores conditions, scores and its own selection."""
 
     def __init__(self, canvas: MARCanvas, settings: LazyMARSettings, recorded: dict[int, Tensor]):
-        with mock.patch.object(transformer, "measuring_block", lambda depth: BLOCK):
+        with mock.patch.object(selection, "measuring_block", lambda depth: BLOCK):
             super().__init__(canvas, settings)
         self.row_selection.spare = SPARE
         self.row_selection.choice = partial(self.recorded_choice, self.row_selection.choice)  # type: ignore[method-assign, assignment]
@@ -108,7 +108,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
 
         # The recorded timesteps are not a respacing.
         respaced = respacing_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
-        table = chain.step_table(respaced.without_last_noise, canvas.time_embeddings(respaced))
+        table = diffusion_steps.step_table(respaced.without_last_noise, canvas.time_embeddings(respaced))
         for _ in run_passes(
             canvas, canvas.order.plan, look, Diffusion(canvas, look.head, [table] * canvas.order.steps)
         ):

@@ -20,8 +20,9 @@ from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ...samplers.engine import finish
 from ...samplers.tokens.cache_slots import serial_table
 from ...samplers.tokens.canvas import token_canvas
+from ...samplers.tokens.device_table import DeviceTable
 from ...samplers.tokens.llamagen import decode_schedule
-from ...samplers.tokens.looks import CachedTransformer, DeviceTable
+from ...samplers.tokens.looks import CachedTransformer
 from ...samplers.tokens.par import par_groups, par_schedule
 from ...samplers.tokens.sampling import allowed
 from ...samplers.tokens.schedule import Schedule, raster

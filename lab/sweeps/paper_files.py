@@ -161,8 +161,8 @@ def keep(folder: Folder, paper: Paper) -> None:
     before = stored(folder)
     if before is not None and before.paper != paper.paper:
         raise UserError(
-            f"out: {folder.path} holds the sweeps of {before.paper}, but this file is for {paper.paper}; choose a "
-            "different folder with --out."
+            f"out: {folder.path} holds the sweeps of {before.paper}, but the given file of a paper is for "
+            f"{paper.paper}; choose a different folder with --out."
         )
 
     folder.write_json(PAPER, paper.source)

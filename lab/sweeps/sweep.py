@@ -194,7 +194,7 @@ def _specs(options: argparse.Namespace) -> tuple[Paper | None, dict[str, Spec]]:
 
     changed = {name: with_values(spec, **values) for name, spec in specs.items()}
     if not all(spec.images for spec in changed.values()):
-        raise UserError("images: the spec states no number of images; give it with --images.")
+        raise UserError("images: the spec does not say how many images to generate; set the number with --images.")
 
     return paper, changed
 

@@ -13,7 +13,7 @@ from ...samplers.conditioning import AnyCondition
 from ...samplers.editing import Edit
 from ...samplers.tokens.canvas import tokens_to_regenerate
 from ...samplers.tokens.defaults import published
-from ...samplers.tokens.mulosd import check_grids, check_pair
+from ...samplers.tokens.mulosd.checks import check_grids, check_pair
 from ...samplers.tokens.mulosd.settings import MuLoSDSettings
 from ...samplers.tokens.token_noise import TokenNoise
 from ..memory.tokens import stages

@@ -15,29 +15,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...networks.bitdance import BlockModel
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
-from ..chain import (
-    MODULATION_BUDGET,
-    ChainedHead,
-    DiffusionBatch,
-    FixedTokens,
-    HeadAtStates,
-    StepTable,
-    noise_for_steps,
-    run_chain,
-    step_table,
-)
+from ..chain import DiffusionBatch, FixedTokens
 from ..conditioning import ClassOrPrompt
+from ..diffusion_steps import StepTable, noise_for_steps, step_table
 from ..editing import Edit
 from ..engine import Sampler
+from ..heads import MODULATION_BUDGET
 from ..noise import CounterRNG, PairedNoise, row_keys
-from ..speculation import Speculation
+from ..speculation import take_steps
 from .canvas import BlockCanvas, Inputs, block_canvas
 from .diffusion import head_calls
 from .settings import BlockSettings
@@ -91,17 +82,16 @@ def bitdance(
         with canvas.clock.phase("transformer"):
             z = look(block)
 
-        # 2. The diffusion of the block, in many calls of the head. The last call decides the block, so its result is
-        # shown in step 3.
-        for count in canvas.clock.timed("head", diffusion.denoise(block, z)):
-            if count < diffusion.calls_of[block]:
-                yield from canvas.yield_step(done + count)
-
-        # 3. The signs of the last prediction are the tokens. The transformer reads them before the next block.
-        tokens = canvas.set_tokens(block, diffusion.signs())
-        canvas.decide(cells, tokens, block)
+        # 2. The diffusion of the block, in many calls of the head.
+        for calls, state in canvas.clock.timed("head", diffusion.denoise(block, z)):
+            # 3. The last call decides the block: the state is now the head's prediction, and its signs are the tokens.
+            # The transformer reads them before the next block.
+            if calls == diffusion.calls_of[block]:
+                canvas.watch(torch.linalg.vector_norm(state, torch.inf))
+                tokens = canvas.set_tokens(block, torch.where(state >= 0, 1.0, -1.0))
+                canvas.decide(cells, tokens, block)
+            yield from canvas.yield_step(done + calls)
         done += diffusion.calls_of[block]
-        yield from canvas.yield_step(done)
     return canvas.finish()
 
 
@@ -144,10 +134,11 @@ class BlockLook:
 
 
 class BlockDiffusion:
-    """Samples blocks by diffusion. The signs of the head's last prediction are the tokens."""
+    """Samples blocks by diffusion.
 
-    calls_of: dict[int, int]  # number of calls of the head for each block: one more than its diffusion steps
-    prediction: Tensor  # the head's last prediction for the newest block, fp32 [N, K, C]
+    Attributes:
+        calls_of: for each block its number of calls of the head, which is one more than its number of diffusion steps.
+    """
 
     def __init__(self, canvas: BlockCanvas):
         settings = canvas.settings
@@ -155,11 +146,11 @@ class BlockDiffusion:
         self.dtype = canvas.model.net.denoiser.cond_embed.weight.dtype
         first = settings.diffusion_steps
         self.counts = annealed_steps(first, settings.diffusion_steps_end, canvas.blocks)
-        self.calls_of = {block: count + 1 for block, count in enumerate(self.counts)}
+        self.calls_of = [count + 1 for count in self.counts]
         # Noise in token order: to start from, fp32 [B, L, C], and for the steps, fp32 [S, B, L, C].
         self.start, self.noise = noise_in_order(canvas)
-        if settings.speculation_window > 1:
-            self.keys = verification_keys(canvas)
+        # Keys of the random numbers that verify drafts, int64 [2 B, blocks]; None without speculation.
+        self.keys = verification_keys(canvas) if settings.speculation_window > 1 else None
 
         # For each number of steps S: the table, and the times t of the S + 1 calls of the head, fp32 [S + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
@@ -168,30 +159,23 @@ class BlockDiffusion:
             times = to_device(torch.tensor(calls.times), canvas.device)
             self.tables[count] = step_table(calls.steps, canvas.model.net.denoiser.times(times)), times
 
-    def signs(self) -> Tensor:
-        """The tokens of the newest block, -1 or 1, fp32 [N, K, C]. The canvas checks the prediction for NaN later."""
-        self.canvas.watch(torch.linalg.vector_norm(self.prediction, torch.inf))
-        return torch.where(self.prediction >= 0, 1.0, -1.0)
-
-    def denoise(self, block: int, conditions: Tensor) -> Iterator[int]:
-        """Denoise a block, and set :attr:`prediction`. Yields the number of calls of the head so far, after every call.
-        With speculation, yields the number of steps that all rows have done, after every window.
+    def denoise(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Denoise a block from its ``conditions``, fp32 [R, K, D]. After every call of the head or, with speculation,
+        after every window, yields the number of calls whose steps all rows have done, and the states, fp32 [N, K, C].
+        After the last step, the state is the head's prediction of the tokens.
         """
         canvas = self.canvas
         net = canvas.model.net
         batch = self._batch(block, conditions)
-        if canvas.settings.speculation_window > 1:
-            random = CounterRNG(self.keys[: len(batch.x), block])
-            head = HeadAtStates(net, net.denoiser, batch, canvas.report, MODULATION_BUDGET)
-            speculation = Speculation(net, head, batch, random, canvas.report)
-            for _ in speculation.windows(np.arange(len(batch.x)), canvas.settings.speculation_window):
-                yield int(speculation.done.min())
-            self.prediction = speculation.data
-        else:
-            chain_head = ChainedHead(net, net.denoiser, batch, canvas.report, MODULATION_BUDGET)
-            for count, result in enumerate(run_chain(batch, chain_head), 1):
-                self.prediction = result.x  # after the last step, the state is the prediction
-                yield count
+        yield from take_steps(
+            net,
+            net.denoiser,
+            batch,
+            canvas.report,
+            budget=MODULATION_BUDGET,
+            length=canvas.settings.speculation_window,
+            rng=None if self.keys is None else CounterRNG(self.keys[: len(batch.x), block]),
+        )
 
     def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:
         """The batch with the N rows of a block, before the diffusion of the block."""

@@ -179,8 +179,7 @@ def _inputs(model: BlockModel, condition: ClassOrPrompt, guided: bool, grid: tup
         prefix, first = net.class_rows(labels)
         return Inputs(prefix, None, first)
 
-    if not condition.texts:
-        raise UserError("condition: it holds no prompt; give at least one.")
+    condition.expect_prompt()
     expect_null_prompt(condition, model.name)
     ids: Sequence[Sequence[int]] = [model.prompt(text) for text in condition.texts]
     if guided:

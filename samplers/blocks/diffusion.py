@@ -2,17 +2,16 @@
 
 Source: "BitDance" (arXiv 2602.14041) and its published code. At time t, the state is x_t = (1 - t) e + t x, where x are
 the tokens and e is noise. The diffusion head predicts x from x_t. The equation is solved by the Euler-Maruyama method.
-A step of this method is linear in x_t, the prediction and the noise, so it is a step of ``chain.py``.
+A step of this method is linear in x_t, the prediction and the noise, so it is a step of ``diffusion_steps.py``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from ..chain import DiffusionStep
+from ..diffusion_steps import DiffusionStep, HeadCalls
 
 # Time t of the last call of the head. The prediction of this call is the result.
 LAST_TIME = 0.95
@@ -20,17 +19,10 @@ LAST_TIME = 0.95
 SMALLEST_DIVISOR = 0.05
 
 
-@dataclass(frozen=True)
-class HeadCalls:
-    """The calls of the head for N steps of Euler-Maruyama, and the step after each call."""
-
-    times: tuple[float, ...]  # t of the N + 1 calls
-    steps: tuple[DiffusionStep, ...]  # N + 1 steps; after the last one, the state is the head's prediction
-
-
 @lru_cache(maxsize=256)
 def head_calls(count: int, time_shift: float = 1.0) -> HeadCalls:
-    """The calls of the head for ``count`` steps of Euler-Maruyama.
+    """The calls of the head for ``count`` steps of Euler-Maruyama: one call before each step, and a last call. The step
+    after the last call makes the head's prediction the state.
 
     ``time_shift``: a shift k moves each time t to t / (t + k (1 - t)). Above 1, more steps are near the noise.
     """
@@ -58,9 +50,9 @@ def euler_maruyama(x_coefficient: float, data_coefficient: float, std: float) ->
     log_std = math.log(std) if std else -math.inf
     return DiffusionStep(
         data_x=0.0,
-        data_out=1.0,
+        data_per_prediction=1.0,
         x_coefficient=x_coefficient,
         data_coefficient=data_coefficient,
-        middle=log_std,
-        slope=0.0,
+        log_std_middle=log_std,
+        log_std_per_logit=0.0,
     )

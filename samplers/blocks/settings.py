@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..annealing import Annealed
 from ..settings import knob
 
-# In each field: first the default and the help text, then the range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 
 
@@ -28,8 +28,8 @@ class BlockSettings(Annealed):
     diffusion_steps: int = knob(50, "Denoising steps for every block; more is slower and cleaner. Usual: 50 for "
         "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.",
         low=1, high=1000, step=1,
-        more="For every block, the diffusion head runs once more than the block has diffusion steps (51 times for "
-            "50), unless *speculation* saves calls.")
+        more="For a block with 50 diffusion steps, the diffusion head runs 51 times, unless *speculation* saves "
+             "calls.")
     cfg: float = knob(7.5, "How closely the image follows the class or prompt; higher is more typical and less "
         "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet's classes; at 1, guidance is off, which halves the "
         "work.",
@@ -55,8 +55,8 @@ class BlockSettings(Annealed):
         "images are sampled. Usual: 8 on a GPU; at 0 or 1, nothing is drafted.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which may be "
-            "slower on a CPU with many images. The more *diffusion_steps* there are, the larger is the share of the "
-            "drafts that are accepted.")
+             "slower on a CPU with many images. With more *diffusion_steps*, a larger share of the drafts is "
+             "accepted.")
 
     @property
     def uses_guidance(self) -> bool:

@@ -1,7 +1,8 @@
 """The canvas of MAR-like models: the state of the images while a sampler generates them.
 
-An AR step is one of the steps in which the sampler decides the tokens of the images. :class:`Order` says which tokens
-each AR step decides. :func:`mar_canvas` checks the inputs of a sampler and makes the canvas.
+An AR step is one of the steps in which the sampler decides the tokens of the images; ``order.py`` says which tokens
+each AR step decides. :func:`mar_canvas` checks the inputs of a sampler and makes the canvas. :meth:`MARCanvas.batch`
+makes the batches for the diffusion of tokens.
 
 Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens of c channels, S diffusion steps, and
 P branches of guidance (2 with guidance, 1 without). A position is the index of a token in its image, row by row.
@@ -9,10 +10,9 @@ P branches of guidance (2 with guidance, 1 without). A position is the index of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,196 +21,21 @@ from ...errors import UserError
 from ...networks.mar import Conditioning, MARModel
 from ...networks.torch_state import to_device
 from ...reports.record import Clock, Report
-from .. import chain
+from ..chain import DiffusionBatch
 from ..conditioning import ClassOrPrompt, expect_kind
+from ..diffusion_steps import StepTable, noise_for_steps, step_table
 from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, Sampled, start_report
 from ..noise import PairedNoise
+from .order import Order
 from .settings import SAFE_FIRST_TIMESTEP, MARBase
 from .tables import Respacing, respacing
-
-
-class Order:
-    """Which positions each AR step decides, and with which guidance scale.
-
-    The order is known before the first AR step. A new method may choose the positions of an AR step itself: it reads
-    the candidates with :meth:`next_positions` and writes its choice with :meth:`choose`. No sampler of FastAR does
-    this; CONTRIBUTING.md has an example.
-
-    Args:
-        reversed_orders: int64 [B, L], a permutation of the positions per image; the last position is decided first.
-        settings: the settings that give the number of AR steps and the guidance.
-        regenerated: bool [B, L], the positions to decide, the same number in every image; None to decide all positions.
-    """
-
-    steps: int  # AR steps
-    # One entry for each AR step, the same for all images:
-    count_before: list[int]  # number of positions decided before the AR step
-    count_after: list[int]  # number of positions decided once the AR step is done
-    sizes: list[int]  # number of positions that the AR step decides
-    cfg: list[float]  # guidance scale
-    decision_order: Tensor  # int64 [B, L], the positions in the order of their decision; fixed ones first
-    scale: Tensor  # fp32 [B, L], the guidance scale of every position
-
-    def __init__(self, reversed_orders: Tensor, settings: MARBase, regenerated: Tensor | None = None):
-        tokens = reversed_orders.shape[1]
-        fixed_count = 0 if regenerated is None else tokens - int(regenerated[0].sum())
-        masked_counts = settings.masked_after_steps(tokens, regenerated if fixed_count else None)
-        self.steps = len(masked_counts)
-        self.count_after = [tokens - masked for masked in masked_counts]
-        self.count_before = [fixed_count, *self.count_after[:-1]]
-        self.sizes = [end - start for start, end in zip(self.count_before, self.count_after, strict=True)]
-
-        self.cfg = [settings.cfg] * self.steps
-        if settings.cfg_schedule == "linear":
-            # The published code's last mask length is 1, so its linear guidance ends just short of cfg.
-            self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in masked_counts]
-
-        # The published code decides an order from its end, so the order is reversed here. In an edit, the positions
-        # with fixed tokens come first.
-        self.decision_order = reversed_orders.flip(1)
-        if regenerated is not None:
-            self.decision_order = moved_to_front(self.decision_order, ~regenerated)
-
-        in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([fixed_count, *self.sizes]))
-        self._scale_in_order = to_device(in_order, reversed_orders.device).expand_as(reversed_orders)
-        self.scale = self._scale_of_positions()
-
-    def _scale_of_positions(self) -> Tensor:
-        """The guidance scale of every position, fp32 [B, L]: the scale of the AR step that decides the position."""
-        return torch.empty_like(self._scale_in_order).scatter(1, self.decision_order, self._scale_in_order)
-
-    @property
-    def plan(self) -> dict[int, Tensor]:
-        """The positions that each AR step decides, int64 [B, n], by the number of the AR step."""
-        return {step: self.positions_from(step) for step in range(self.steps)}
-
-    def positions_from(self, step: int, steps: int = 1) -> Tensor:
-        """The positions that ``steps`` AR steps from ``step`` on decide, int64 [B, M], in the order of these AR steps.
-        Near the end there may be fewer AR steps.
-        """
-        return self.decision_order[:, self.count_before[step] : self.count_after[min(step + steps, self.steps) - 1]]
-
-    def between(self, first: int, stop: int) -> Tensor:
-        """The positions that the AR steps ``first`` to ``stop - 1`` decide, int64 [B, M]."""
-        return self.decision_order[:, self.count_before[first] : self.count_before[stop]]
-
-    def next_positions(self, step: int, count: int) -> Tensor:
-        """The next ``count`` positions to decide at AR step ``step``, int64 [B, M]; fewer if fewer are left."""
-        start = self.count_before[step]
-        return self.decision_order[:, start : start + count]
-
-    def choose(self, step: int, positions: Tensor) -> None:
-        """Let AR step ``step`` decide ``positions``, int64 [B, n], which must be undecided; n is the size of the AR
-        step. All other undecided positions keep their order.
-        """
-        start = self.count_before[step]
-        undecided = self.decision_order[:, start:]
-        chosen = torch.zeros_like(self.decision_order, dtype=torch.bool).scatter(1, positions, True)
-        others = moved_to_front(undecided, ~chosen)[:, : undecided.shape[1] - self.sizes[step]]
-
-        self.decision_order = torch.cat([self.decision_order[:, :start], positions, others], 1)
-        self.scale = self._scale_of_positions()
-
-    def decided_before(self, step: int) -> Tensor:
-        """The positions decided before AR step ``step``, int64 [B, K], ascending."""
-        return self.decision_order[:, : self.count_before[step]].sort(dim=1).values
-
-    def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """:meth:`decided_before` for R rows, each of which is an image at its own AR step.
-
-        Args:
-            images: int64 [R], the image of each row.
-            steps: the AR step of each row.
-
-        Returns:
-            The positions of each row, int64 [R, K], ascending, with padding after them; and a mask, bool [R, K], which
-            is False on padding. The mask is None if there is no padding.
-        """
-        counts = [self.count_before[step] for step in steps]
-        most = max(counts)
-        decided = self.decision_order[images, :most]
-        if min(counts) == most:
-            return decided.sort(dim=1).values, None
-
-        # For the sort, the padding gets a number above every position, so it comes last.
-        last = self.decision_order.shape[1] - 1
-        mask = torch.arange(most, device=decided.device) < to_device(torch.tensor(counts), decided.device)[:, None]
-        padded_last = torch.where(mask, decided, last + 1).sort(dim=1).values
-        return padded_last.clamp(max=last), mask
-
-
-def moved_to_front(order: Tensor, mask: Tensor) -> Tensor:
-    """Move the positions where ``mask``, bool [B, L], is True to the front of ``order``, int64 [B, n]. The moved
-    positions keep their order, and so do all other positions.
-    """
-    is_later = (~mask).gather(1, order).to(torch.uint8)
-    return order.gather(1, is_later.argsort(dim=1, stable=True))
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """N tokens of a batch of images; the images may have different numbers of tokens. In this example, a mask chooses
-    three tokens from the positions of two images. Each row of ``positions`` and of ``mask`` is an image::
-
-        positions    5 2 7        mask    0 1 0        image       0 1 1
-                     4 0 1                1 0 1        position    2 4 1
-                                                       column      1 0 2
-    """
-
-    # Image and position of each token, int64 [N] each. For values [B, L, ...] of all tokens, ``values[tokens.index]``
-    # are the values of these tokens.
-    index: tuple[Tensor, Tensor]
-    # int64 [N], the index of each token among the positions of its image from which it was chosen. None if all of these
-    # positions were chosen, one image after another.
-    column: Tensor | None = None
-
-    @staticmethod
-    def all(positions: Tensor) -> Tokens:
-        """All tokens at ``positions``, int64 [B, n], one image after another."""
-        image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
-        return Tokens((image, positions.flatten()))
-
-    @staticmethod
-    def in_columns(columns: Tensor, positions: Tensor) -> Tokens:
-        """The tokens in these ``columns``, int64 [B, m], of ``positions``, int64 [B, n], one image after another."""
-        image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
-        column = columns.flatten()
-        return Tokens((image, positions[image, column]), column)
-
-    @staticmethod
-    def step_by_step(positions: Sequence[Tensor]) -> Tokens:
-        """All tokens of several AR steps, one AR step after another, and in each AR step one image after another.
-
-        ``positions``: int64 [B, n] for each AR step. The columns of the result are indices into the positions of all
-        these AR steps side by side.
-        """
-        side_by_side = torch.cat([*positions], 1)
-        columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
-        columns_of_steps = columns.split([step_positions.shape[1] for step_positions in positions], 1)
-
-        image = torch.cat([Tokens.all(step_positions).index[0] for step_positions in positions])
-        column = torch.cat([part.flatten() for part in columns_of_steps])
-        return Tokens((image, side_by_side[image, column]), column)
-
-    def __len__(self) -> int:
-        return len(self.index[0])
-
-
-class StreamNoise(NamedTuple):
-    """The noise of one stream for every token, fp32. A stream is a sequence of random numbers with a name; for example,
-    the stream "full" is for the diffusion of plain MAR.
-    """
-
-    start: Tensor  # the state before the first diffusion step, [B, L, c]
-    steps: Tensor  # the noise of each diffusion step, [S, B, L, c]
+from .tokens import StreamNoise, Tokens
 
 
 @dataclass(eq=False)
 class MARCanvas(Canvas):
-    """The canvas of a MAR model. ``values`` are the tokens, fp32 [B, L, c]. In an edit, the resulting latents outside
-    the mask are bit-identical to the latents that the edit starts from.
-    """
+    """The canvas of a MAR model. ``values`` are the tokens, fp32 [B, L, c]."""
 
     model: MARModel
     settings: Any  # the settings of the sampler, a MARBase
@@ -219,19 +44,20 @@ class MARCanvas(Canvas):
     conditioning: Conditioning = field(kw_only=True)  # the condition as the network reads it
     # The latents that an edit starts from, fp32 [1 or B, C, H, W]; None without an edit.
     edit_latents: Tensor | None = field(default=None, kw_only=True)
-    # int32 [B, L], how often each token's decoder rows came from LazyMAR's cache; None without this cache.
-    cached: Tensor | None = field(default=None, kw_only=True)
 
     guided: bool = field(init=False)  # whether guidance is on, so there is a branch without the condition
-    # bool [B, L], the positions at which CSpD has written drafts since it last discarded drafts. A position stays True
-    # after its draft has been verified.
-    drafted: Tensor = field(init=False)
     # The diffusion timestep from which every token is denoised. A draft model starts from the same timestep, and so do
     # the shorter diffusions of DiSA and FastHybrid.
     first_timestep: int = field(init=False)
     # The timestep from which plain MAR denoises every token; :attr:`first_timestep` is lower if the settings clip it.
     # The noise has an entry for every step of a diffusion from this timestep, so it is identical to plain MAR's noise.
     noise_timestep: int = field(init=False)
+
+    # State of CSpD: the positions at which it has written drafts since it last discarded drafts, bool [B, L]. A
+    # position stays True after its draft has been verified.
+    drafted: Tensor = field(init=False)
+    # State of LazyMAR: how often each token's decoder rows came from its cache, int32 [B, L]; None without this cache.
+    cached: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -263,16 +89,10 @@ class MARCanvas(Canvas):
         """The positions that have a value, bool [B, L]: sampled, fixed by an edit, or drafted."""
         return super().decided | self.drafted
 
-    def draft(self, positions: Tensor, values: Tensor) -> None:
-        """Write the drafts ``values``, fp32 [B, n, c], at ``positions``, int64 [B, n], which are not decided yet."""
-        self.drafted.scatter_(1, positions, True)
-        self.values.scatter_(1, positions[..., None].expand_as(values), values)
-
-    def discard_drafts(self) -> None:
-        """Mark no position as drafted any more. The values of the drafts stay until other values replace them."""
-        self.drafted.fill_(False)
-
     def to_latents(self, values: Tensor) -> Tensor:
+        """Turn tokens, fp32 [B, L, c], into latents, fp32 [B, C, H, W]. In an edit, the latents outside the mask are
+        :attr:`edit_latents`.
+        """
         latents = self.model.to_latents(values)
         if self.edit_latents is None or self.regenerated is None:
             return latents
@@ -283,11 +103,23 @@ class MARCanvas(Canvas):
 
     @torch.inference_mode(False)
     def finish(self) -> Sampled:
+        """See :meth:`.Canvas.finish`. With LazyMAR's cache, the report also gets the map :attr:`cached`."""
         if self.cached is not None:
             cached = self.cached.unflatten(1, self.grid).cpu().numpy()
             self.report.maps["cached"] = cached
             self.report.add(cached_tokens=int(cached.sum()))
         return super().finish()
+
+    # --- the drafts of CSpD
+
+    def draft(self, positions: Tensor, values: Tensor) -> None:
+        """Write the drafts ``values``, fp32 [B, n, c], at ``positions``, int64 [B, n], which are not decided yet."""
+        self.drafted.scatter_(1, positions, True)
+        self.values.scatter_(1, positions[..., None].expand_as(values), values)
+
+    def discard_drafts(self) -> None:
+        """Mark no position as drafted any more. The values of the drafts stay until other values replace them."""
+        self.drafted.fill_(False)
 
     # --- the diffusion of a token
 
@@ -295,10 +127,10 @@ class MARCanvas(Canvas):
         """The numbers of a diffusion in at most ``count`` steps; see :func:`.tables.respacing`."""
         return respacing(count, self.first_timestep, self.model.max_beta)
 
-    def step_table(self, count: int) -> chain.StepTable:
+    def step_table(self, count: int) -> StepTable:
         """The steps of :meth:`respacing`, on the device. As usual in MAR, the last step adds no noise."""
         respaced = self.respacing(count)
-        return chain.step_table(respaced.without_last_noise, self.time_embeddings(respaced))
+        return step_table(respaced.without_last_noise, self.time_embeddings(respaced))
 
     @torch.no_grad()
     def time_embeddings(self, respaced: Respacing) -> Tensor:
@@ -324,8 +156,8 @@ class MARCanvas(Canvas):
         return StreamNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
 
     def batch(
-        self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: StreamNoise, step: int | None = None
-    ) -> chain.DiffusionBatch:
+        self, table: StepTable, tokens: Tokens, z: Tensor, noise: StreamNoise, step: int | None = None
+    ) -> DiffusionBatch:
         """The batch of tokens, in their states before the first diffusion step of ``table``.
 
         Args:
@@ -340,11 +172,11 @@ class MARCanvas(Canvas):
         image, position = tokens.index
         of_tokens = z.flatten(1, 2) if tokens.column is None else z[:, image, tokens.column]  # [P, N, C]
         cfg = self.order.scale[tokens.index][:, None]
-        return chain.DiffusionBatch(
+        return DiffusionBatch(
             z=of_tokens,
             cfg=cfg if step is None else torch.full_like(cfg, self.order.cfg[step]),
             x=noise.start[tokens.index],
-            noise=chain.noise_for_steps(noise.steps[:, image, position], len(table.times)),
+            noise=noise_for_steps(noise.steps[:, image, position], len(table.times)),
             table=table,
             temperature=self.settings.temperature,
         )
@@ -359,7 +191,8 @@ def mar_canvas(
     noise: PairedNoise,
     edit: Edit | None,
 ) -> MARCanvas:
-    """Check the inputs of a sampler and return the canvas. The canvas's clock includes the time to read the condition.
+    """Check the inputs of the sampler ``name`` and return the canvas. :func:`samplers.mar.mar.mar` explains the other
+    arguments. The canvas's clock includes the time to read the condition.
 
     Raises:
         UserError: the inputs do not fit the model, or do not fit each other.
@@ -378,8 +211,10 @@ def mar_canvas(
         tokens = model.to_tokens(edit_latents.expand(len(condition), -1, -1, -1))
         report.edits = edit_digests(tokens, regenerated)
 
-    reversed_orders = settings.orders(noise.orders(c.tokens)).to(model.device)
-    order = Order(reversed_orders, settings, regenerated)
+    # As in the published code, the last entry of a random order is decided first. Everything after this line has orders
+    # whose first entry is decided first.
+    random_orders = noise.orders(c.tokens).flip(1)
+    order = Order(settings.orders(random_orders).to(model.device), settings, regenerated)
     return MARCanvas(
         model,
         settings,

@@ -1,6 +1,6 @@
 """How many tokens each AR step decides, and in which order the tokens of an image are decided.
 
-Source: Li et al. 2024 (arXiv 2406.11838), section 3. GtR divides the tokens into stages, see ``gtr.py``.
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. GtR divides the tokens into stages, see ``gtr/``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def masked_after(tokens: int, steps: int) -> list[int]:
 
 def raster(random_orders: Tensor) -> Tensor:
     """Orders that decide the tokens row by row, int64 [B, L]. Only the shape of ``random_orders`` matters."""
-    return torch.arange(random_orders.shape[1] - 1, -1, -1).expand_as(random_orders)
+    return torch.arange(random_orders.shape[1]).repeat(len(random_orders), 1)
 
 
 @lru_cache(maxsize=64)
@@ -77,9 +77,9 @@ def halton(random_orders: Tensor) -> Tensor:
     grid = math.isqrt(random_orders.shape[1])
     row, column = halton_cells(grid).unbind(1)
 
-    # The first two entries of an image's random order serve as two random numbers from 0 to L - 1.
-    shift = random_orders[:, :1]
-    symmetry_bits = random_orders[:, 1:2]  # its three lowest bits are used
+    # The last two entries of an image's random order serve as two random numbers from 0 to L - 1.
+    shift = random_orders[:, -1:]
+    symmetry_bits = random_orders[:, -2:-1]  # its three lowest bits are used
 
     row = (row + shift // grid) % grid
     column = (column + shift % grid) % grid
@@ -88,7 +88,7 @@ def halton(random_orders: Tensor) -> Tensor:
     row, column = torch.where(transposed, column, row), torch.where(transposed, row, column)
     row = torch.where(upside_down, grid - 1 - row, row)
     column = torch.where(mirrored, grid - 1 - column, column)
-    return (row * grid + column).flip(1)  # an order's last position is decided first
+    return row * grid + column
 
 
 # For each value of the setting ``order``: makes the images' orders from their random orders, both int64 [B, L].

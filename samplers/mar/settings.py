@@ -20,7 +20,7 @@ from .schedule import ORDERS, masked_after
 FEW_STEPS = 30
 SAFE_FIRST_TIMESTEP = 950
 
-# Each field states its default and its help text first, then its range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 
 
@@ -55,6 +55,8 @@ class MARBase(Guarantees):
         "squares if you use few diffusion steps or half precision.",
         low=1, high=999, step=1, full_size_value=999, advanced=True)
 
+    # The samplers read the following answers. A subclass overrides the answers that its settings change.
+
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
 
@@ -73,20 +75,9 @@ class MARBase(Guarantees):
         """Whether the diffusion starts at timestep SAFE_FIRST_TIMESTEP or below if the run does not set ``t_max``."""
         return False
 
-    @property
-    def ar_steps_per_head_call(self) -> int:
-        """Largest number of AR steps whose tokens are in one call of the diffusion head."""
-        return 1
-
-    @property
-    def ar_steps_per_pass(self) -> int:
-        """Largest number of AR steps that one pass of the transformer evaluates; each has its own rows in the batch."""
-        return 1
-
     def orders(self, random_orders: Tensor) -> Tensor:
-        """The order of each image's L positions, int64 [B, L], made from a random order of the same shape.
-
-        The last position of an order is decided first.
+        """The order in which each image's L positions are decided, int64 [B, L], made from a random order of the same
+        shape.
         """
         return ORDERS[self.order](random_orders)
 
@@ -104,6 +95,18 @@ class MARBase(Guarantees):
 
         masked = int(regenerated[0].sum())
         return masked_after(masked, min(self.steps, masked))
+
+    # The estimate of GPU memory (runs/memory/mar.py) reads the following answers.
+
+    @property
+    def ar_steps_per_head_call(self) -> int:
+        """Largest number of AR steps whose tokens are in one call of the diffusion head."""
+        return 1
+
+    @property
+    def ar_steps_per_pass(self) -> int:
+        """Largest number of AR steps that one pass of the transformer evaluates; each has its own rows in the batch."""
+        return 1
 
 
 @dataclass(frozen=True)

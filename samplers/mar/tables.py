@@ -21,7 +21,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..chain import DiffusionStep
+from ..diffusion_steps import DiffusionStep
 
 TRAINING_STEPS = 1000
 # Largest beta in the diffusion of MAR and Harmon. UniPic's largest beta is 0.2, which changes the betas of the nine
@@ -78,9 +78,9 @@ class Respacing:
     """A respaced diffusion of S steps, as a sampler reads it."""
 
     timestep_map: Tensor  # int64 [S], ascending
-    # Highest timestep first. A step computes the clean token x0 = data_x x + data_out eps from its state x and the
-    # noise eps that the head predicts. The next state has the mean data_coefficient x0 + x_coefficient x, and the log
-    # std middle + slope logits, where the head predicts the logits.
+    # Highest timestep first. A step computes the clean token x0 = data_x x + data_per_prediction eps from its state x
+    # and the noise eps that the head predicts. The next state has the mean data_coefficient x0 + x_coefficient x, and
+    # the log std log_std_middle + log_std_per_logit logits, where the head predicts the logits.
     steps: list[DiffusionStep]
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Respacing:
     @property
     def without_last_noise(self) -> list[DiffusionStep]:
         """The steps with which a token is sampled: as :attr:`steps`, but the last step adds no noise."""
-        return [*self.steps[:-1], self.steps[-1]._replace(middle=-math.inf)]
+        return [*self.steps[:-1], self.steps[-1]._replace(log_std_middle=-math.inf)]
 
 
 @lru_cache(maxsize=64)
@@ -112,11 +112,11 @@ def respacing_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Resp
 
     columns = [
         c.sqrt_recip_alphas_cumprod,  # data_x
-        -c.sqrt_recipm1_alphas_cumprod,  # data_out
+        -c.sqrt_recipm1_alphas_cumprod,  # data_per_prediction
         c.posterior_mean_coef2,  # x_coefficient
         c.posterior_mean_coef1,  # data_coefficient
-        (low + high) / 4,  # middle
-        (high - low) / 4,  # slope
+        (low + high) / 4,  # log_std_middle
+        (high - low) / 4,  # log_std_per_logit
     ]
     rows = torch.stack(columns, dim=1).flip(0)  # highest timestep first
     return Respacing(c.timestep_map, [DiffusionStep(*row) for row in rows.tolist()])

@@ -131,8 +131,7 @@ def expect_readable(condition: NextStepCondition, model: NextStepModel) -> None:
         expect_editor(condition, model)
     else:
         expect_kind(condition, model.condition, model.name)
-    if not condition.texts:
-        raise UserError("condition: it holds no prompt; give at least one.")
+    condition.expect_prompt()
 
 
 def branches_for_condition(

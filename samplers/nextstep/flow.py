@@ -21,17 +21,16 @@ cps      none                              as em0, but the result of the last st
 
 em is from the code of August 2025, em0 from the code in NextStep-1.1's folder, and sde, ode and cps are from the code
 of February 2026. If v is written as (x_1 - x_t) / (1 - t), a step is linear in x_t, x_1 and the noise. It is therefore
-a step of ``chain.py`` whose data is x_1.
+a step of ``diffusion_steps.py`` whose data is x_1.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
-from ..chain import DiffusionStep
+from ..diffusion_steps import DiffusionStep, HeadCalls
 
 EM = "em"
 EM0 = "em0"
@@ -46,17 +45,9 @@ EM_LAST_LENGTH = 0.04
 NOISE_LEVEL = 0.8
 
 
-@dataclass(frozen=True)
-class Flow:
-    """The N calls of the head for a token, and the step that follows each call."""
-
-    times: tuple[float, ...]  # time t of each call, after the shift
-    steps: tuple[DiffusionStep, ...]
-
-
 @lru_cache(maxsize=256)
-def flow(solver: str, count: int, shift: float = 1.0) -> Flow:
-    """The flow of a solver, one of :data:`SOLVERS`, with ``count`` steps.
+def flow(solver: str, count: int, shift: float = 1.0) -> HeadCalls:
+    """The flow of a solver, one of :data:`SOLVERS`: ``count`` calls of the head at the shifted times, and the steps.
 
     A ``shift`` k moves each time t to t / (k - (k - 1) t). Above 1, more steps are near the noise; 1 changes nothing.
     """
@@ -77,7 +68,7 @@ def flow(solver: str, count: int, shift: float = 1.0) -> Flow:
         last = _step(times[-1], x_factor=1.0, velocity_factor=EM_LAST_LENGTH, std=0.0)
     else:
         last = make_step(times[-1], 1.0)
-    return Flow(times, (*steps, last))
+    return HeadCalls(times, (*steps, last))
 
 
 def _euler_maruyama(solver: str, last: float) -> Callable[[float, float], DiffusionStep]:
@@ -115,9 +106,9 @@ def _step(t: float, x_factor: float, velocity_factor: float, std: float) -> Diff
     data_factor = velocity_factor / (1 - t)
     return DiffusionStep(
         data_x=1.0,
-        data_out=1 - t,
+        data_per_prediction=1 - t,
         x_coefficient=x_factor - data_factor,
         data_coefficient=data_factor,
-        middle=math.log(std) if std else -math.inf,
-        slope=0.0,
+        log_std_middle=math.log(std) if std else -math.inf,
+        log_std_per_logit=0.0,
     )

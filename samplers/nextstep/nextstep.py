@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,20 +21,13 @@ from ...errors import UserError
 from ...networks.nextstep import NextStepModel, normed
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
-from ..chain import (
-    MODULATION_BUDGET,
-    ChainedHead,
-    DiffusionBatch,
-    HeadAtStates,
-    StepTable,
-    noise_for_steps,
-    run_chain,
-    step_table,
-)
+from ..chain import DiffusionBatch
+from ..diffusion_steps import StepTable, noise_for_steps, step_table
 from ..editing import Edit
 from ..engine import Sampler, run_passes
+from ..heads import MODULATION_BUDGET
 from ..noise import CounterRNG, PairedNoise, row_keys
-from ..speculation import Speculation
+from ..speculation import take_steps
 from .canvas import NextStepCanvas, NextStepCondition, nextstep_canvas
 from .flow import EM, flow
 from .settings import NextStepSettings
@@ -150,8 +142,9 @@ class TokenFlow:
         steps = canvas.noise.step_noise("full", settings.diffusion_steps, canvas.cells, net.channels)
         self.start = to_device(canvas.noise.start_noise("full", canvas.cells, net.channels), canvas.device)
         self.noise = to_device(steps, canvas.device).transpose(0, 1)
+        # Keys of the random numbers that verify drafts, int64 [B, L]; None without speculation.
+        self.keys: Tensor | None = None
         if settings.speculation_window > 1:
-            # Keys of the random numbers that verify drafts, int64 [B, L].
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
         # A table for each number of steps, because annealing gives later tokens fewer steps.
@@ -181,13 +174,13 @@ class TokenFlow:
 
     def run_batch(self, cell: int, batch: DiffusionBatch) -> Tensor:
         """Take all diffusion steps of the token's batch, with speculation if it is on. Returns fp32 [B, T]."""
-        canvas = self.canvas
-        net = canvas.model.net
-        if canvas.settings.speculation_window == 1:
-            *_, last = run_chain(batch, ChainedHead(net, self.head, batch, canvas.report, MODULATION_BUDGET))
-            return last.x
-
-        random = CounterRNG(self.keys[:, cell])
-        head = HeadAtStates(net, self.head, batch, canvas.report, MODULATION_BUDGET)
-        speculation = Speculation(net, head, batch, random, canvas.report)
-        return speculation.finish(np.arange(canvas.images), canvas.settings.speculation_window)
+        *_, (_, samples) = take_steps(
+            self.canvas.model.net,
+            self.head,
+            batch,
+            self.canvas.report,
+            budget=MODULATION_BUDGET,
+            length=self.canvas.settings.speculation_window,
+            rng=None if self.keys is None else CounterRNG(self.keys[:, cell]),
+        )
+        return samples

@@ -14,7 +14,7 @@ CONSTANT = "constant"
 FALLING = "falling"
 RISING = "rising"
 
-# In each field: first the default and the help sentence, then the range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 
 
@@ -40,20 +40,22 @@ class NextStepSettings(Annealed):
     height: int | None = knob(None, "Height of the image in pixels, a multiple of 16. Usual: the height of the size "
         "whose width you chose; Load NextStep lists the sizes.",
         low=0, high=8192, step=16, full_size_value=512, unit="pixels")
-    cfg_img: float = knob(1.0, "Used only with a condition from Image and Prompt: how closely the result follows the "
-        "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg alone guides by both the original image and the "
-        "prompt, which saves a third of the work.",
+    cfg_img: float = knob(1.0, "Used only with a condition from Image and Prompt: how closely the result follows "
+                               "the original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg sets the guidance "
+                               "for both the original image and the prompt, and a third of the work is saved.",
         low=1.0, high=20.0, step=0.1, advanced=True,
-        more="Above 1, guidance has a third branch, which reads the original image with the negative text. At *cfg* 1, "
-        "or without an original image, the setting has no effect, and the report says so.")
+        more="Above 1, guidance needs a third prediction for every token, for which the model reads the original "
+             "image with the negative text. At *cfg* 1, or without an original image, the setting has no effect, "
+             "and the report says so.")
     cfg_schedule: str = knob(CONSTANT, "constant uses cfg for all tokens; falling lowers guidance from cfg at the "
         "first token to nearly 1 at the last token, and rising raises it from cfg / 2 to nearly cfg. Usual: constant.",
         choices=(CONSTANT, FALLING, RISING), advanced=True,
-        more="The code of NextStep-1 and the code in NextStep-1.1's folder use *falling*, and the code of February "
-        "2026 uses *rising*. The authors call both schedules linear.")
+        more="The code of NextStep-1 and the code in NextStep-1.1's folder use *falling*, and the authors' code "
+             "from February 2026 uses *rising*. The authors call both schedules linear.")
     solver: str = knob(EM0, "How a token is sampled from noise: em is the method of NextStep-1's code, em0 is the "
-        "method in NextStep-1.1's folder, and sde, ode and cps are the methods of the code of February 2026. Usual: "
-        "em0 for NextStep-1.1, em for NextStep-1; ode adds no noise between its steps.", choices=SOLVERS, advanced=True)
+                            "method in NextStep-1.1's folder, and sde, ode and cps are the methods in the authors' "
+                            "code from February 2026. Usual: em0 for NextStep-1.1, em for NextStep-1; ode adds no "
+                            "noise between its steps.", choices=SOLVERS, advanced=True)
     time_shift: float = knob(1.0, "Shifts the diffusion steps of every token; above 1, more of these steps are taken "
         "while the token is still noisy. Usual: 1, and 3.2 for NextStep-1-Large-Edit.",
         low=0.01, high=100.0, step=0.1, symbol="k", advanced=True)
@@ -63,7 +65,8 @@ class NextStepSettings(Annealed):
         "first token (DiSA); lower is faster. Usual: a third of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
         low=1, high=1000, step=1, full_size_value=28, same_as="diffusion_steps", advanced=True,
-        more="See also the notes of this help page. We have not measured the quality.")
+        more="See also the notes of this help page. We have not measured how fewer steps change the quality of the "
+             "image.")
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
         "flow-matching head. The image differs from the image without drafts, but drafts do not change the "
         "distribution from which images are sampled. Usual: 0, which drafts nothing; speculation helps only if the "

@@ -21,7 +21,7 @@ in pass k or before, and if it is not replaced in pass k or before; see :meth:`.
 
 A :class:`Table` holds these facts for a whole schedule. :func:`serial_table` is for calls that feed one pass each, and
 :func:`window_table` for calls that may feed several passes. All arrays are on the host and are computed once per
-schedule. ``looks.py`` copies them to the device.
+schedule. ``device_table.py`` copies them to the device.
 """
 
 from __future__ import annotations

@@ -77,22 +77,27 @@ def token_canvas(
         fixed_tokens = fixed_tokens_of(edit, model.grid, len(condition)).to(model.device)
         report.edits = edit_digests(fixed_tokens, fixed_tokens < 0)
 
-    canvas = blank_canvas(model, model.grid, settings, sampling, noise, report, clock, fixed_tokens)
+    canvas = blank_canvas(
+        model, settings, noise, report, clock, side=model.grid, sampling=sampling, fixed_tokens=fixed_tokens
+    )
     return canvas, prepared
 
 
 def blank_canvas(
     model: TokenModel | TarModel,
-    side: int,
     settings: Settings,
-    sampling: TokenSampling,
     noise: TokenNoise,
     report: Report,
     clock: Clock,
+    *,
+    side: int,
+    sampling: TokenSampling,
     fixed_tokens: Tensor | None = None,
     phases: tuple[str, str] = TokenCanvas.phases,
 ) -> TokenCanvas:
-    """A canvas of ``side`` x ``side`` cells on which only the ``fixed_tokens`` are decided."""
+    """A canvas of ``side`` x ``side`` cells on which only the ``fixed_tokens`` are decided. For the other arguments see
+    the fields of :class:`TokenCanvas`.
+    """
     return TokenCanvas(
         model,
         settings,
@@ -108,26 +113,27 @@ def blank_canvas(
     )
 
 
-def fixed_tokens_of(edit: Edit, grid: int, images: int) -> Tensor:
-    """The tokens that an edit of codes fixes, int64 [B, L + 1], see ``fixed_tokens`` of :class:`TokenCanvas`. ``grid``:
-    number of tokens along a side. Raises as :func:`tokens_to_regenerate`.
+def fixed_tokens_of(edit: Edit, side: int, images: int) -> Tensor:
+    """The tokens that an edit of codes fixes, int64 [B, L + 1], see ``fixed_tokens`` of :class:`TokenCanvas`.
+
+    ``side``: number of tokens along a side of the image. Raises as :func:`tokens_to_regenerate`.
     """
     codes = edit.start
-    regenerated = tokens_to_regenerate(edit, grid, images, codes.device)
+    regenerated = tokens_to_regenerate(edit, side, images, codes.device)
     return F.pad(torch.where(regenerated, -1, codes.flatten(1)), (0, 1), value=-1)
 
 
-def tokens_to_regenerate(edit: Edit, grid: int, images: int, device: torch.device) -> Tensor:
+def tokens_to_regenerate(edit: Edit, side: int, images: int, device: torch.device) -> Tensor:
     """The tokens that an edit samples again, bool [B, L] on ``device``. The edit starts from codes or their latents.
 
     Raises:
-        UserError: see :meth:`Edit.token_mask`; or the edit's images do not have ``grid`` x ``grid`` tokens.
+        UserError: see :meth:`Edit.token_mask`; or the edit's images do not have ``side`` x ``side`` tokens.
     """
     height, width = edit.start.shape[-2:]
-    if (height, width) != (grid, grid):
+    if (height, width) != (side, side):
         raise UserError(
-            f"latent_image: it has {height} x {width} tokens, but the model generates {grid} x {grid}; encode an image "
+            f"latent_image: it has {height} x {width} tokens, but the model generates {side} x {side}; encode an image "
             "of the model's own size with VAE Encode and the vae of the same loader."
         )
 
-    return edit.token_mask(grid, images, device)
+    return edit.token_mask(side, images, device)

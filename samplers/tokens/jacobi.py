@@ -39,7 +39,8 @@ from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..engine import Sampler, Verdict
 from .cache_slots import Table, window_table
 from .canvas import TokenCanvas
-from .looks import CachedTransformer, DeviceTable, FedRows, chosen_rows, last_guided_pass
+from .device_table import DeviceTable, FedRows
+from .looks import CachedTransformer, chosen_rows, last_guided_pass
 from .sampling import Guidance, TokenDraw
 from .schedule import Schedule
 
@@ -79,10 +80,10 @@ def decode_in_windows(
         sampled += call.sampled
         yield from canvas.yield_step(int(table.cell_start[call.certain]))
 
-    # 3. One sample of each cell decided it. All other samples were in vain.
-    in_vain = sampled - canvas.images * (canvas.cells - len(first))
+    # 3. Each cell that the windows decided took its token from one sample. All other samples are rejected.
+    cells_in_windows = canvas.images * (canvas.cells - len(first))
     accepted = int((canvas.outcome == ACCEPTED).sum().cpu().numpy())
-    canvas.report.add(accepted=accepted, rejected=in_vain)
+    canvas.report.add(accepted=accepted, rejected=sampled - cells_in_windows)
     return canvas.finish()
 
 
@@ -144,7 +145,7 @@ def jacobi_calls(
             new = draw.tokens(hidden, guidance, window.cells, window.tokens)
 
         # 4. The passes up to and including the first one whose tokens differ from the guesses are certain.
-        new_start = window.first_uncertain(new)
+        new_start = window.new_start(new)
         canvas.decide(*window.verdict(new, new_start, call))
 
         # 5. The windows move on. New tokens that are not certain are guesses in the next call.
@@ -152,8 +153,8 @@ def jacobi_calls(
 
         # 6. Finished images leave the batch.
         remaining = np.flatnonzero(window.start < passes)
-        if images_may_leave and 0 < len(remaining) < len(window.images):
-            transformer.keep(to_device(remaining, canvas.device), len(window.images))
+        if images_may_leave and 0 < len(remaining) < len(window.active):
+            transformer.keep(to_device(remaining, canvas.device), len(window.active))
             draw = draw.for_images(remaining)
             window.keep(remaining)
         yield JacobiCall(window.certain, sampled)
@@ -177,7 +178,7 @@ class Window:
     device.
 
     Attributes:
-        images: for each active image its index on the canvas, int64 [A].
+        active: for each active image its index on the canvas, int64 [A].
         tokens: the tokens of the active images, int64 [A, L + 1], arranged as in :class:`.TokenCanvas`.
         start: for each image the first pass that is not certain, int64 [A].
         stop: for each image the first pass after its window, int64 [A].
@@ -190,7 +191,7 @@ class Window:
     def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
         self.table = window_table(schedule)
         self.width = width
-        self.images = np.arange(canvas.images)
+        self.active = np.arange(canvas.images)
         self.tokens = canvas.values.clone()
         self._set_start(np.ones(canvas.images, np.int64))
 
@@ -239,8 +240,9 @@ class Window:
         predicted_by = predicted_by.clip(min=0)  # padding is negative
         return device_table.rows_at(index_on_device, end), to_device(predicted_by, self.tokens.device)
 
-    def first_uncertain(self, new: Tensor) -> np.ndarray:
-        """The first pass that is not certain after a call, for each image, int64 [A]. The host waits for the device.
+    def new_start(self, new: Tensor) -> np.ndarray:
+        """The first pass that is not certain after a call, for each image, int64 [A]: the ``start`` of the next window.
+        The host waits for the device.
 
         ``new``: the tokens that the call sampled for the cells of the windows, int64 [A, n].
 
@@ -263,7 +265,7 @@ class Window:
         """The cells that become certain in this ``call``, with their ``new`` tokens. The outcome is PLAIN for cells of
         a window's first pass, which read no guesses, and ACCEPTED for all other cells.
 
-        ``new``: as for :meth:`first_uncertain`. ``new_start``: the result of :meth:`first_uncertain`.
+        ``new``: as for :meth:`new_start`. ``new_start``: the result of :meth:`new_start`.
         """
         table = self.table
 
@@ -274,7 +276,7 @@ class Window:
         # 2. What the host knows about these cells.
         entry = self.entries[image, column]
         cell = table.cells[entry]
-        image_in_batch = self.images[image]
+        image_in_batch = self.active[image]
         needed_guess = table.cell_pass[entry] > self.start[image]
         outcome = np.where(needed_guess, ACCEPTED, PLAIN)
 
@@ -302,7 +304,7 @@ class Window:
 
     def keep(self, remaining: np.ndarray) -> None:
         """Keep only some of the images. ``remaining``: their indices among the active images so far, int64 [A]."""
-        self.images = self.images[remaining]
+        self.active = self.active[remaining]
         self.tokens = self.tokens[to_device(remaining, self.tokens.device)]
         self._set_start(self.start[remaining])
 
@@ -362,8 +364,11 @@ def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
         )
 
     if is_16_bit(net):
-        hint = f"the values 1 to {side} all give this image, but 0 rounds differently"
-        if padded_row_count(schedule, width) > padded_row_count(schedule, side):
+        # All calls have one shape, which is the same for all widths up to ``side``. A larger width may need more rows.
+        has_shape_of_side = padded_row_count(schedule, width) == padded_row_count(schedule, side)
+        if has_shape_of_side:
+            hint = f"the values 1 to {side} all give this image, but 0 rounds differently"
+        else:
             hint = f"{width} rounds differently from 0 and from 1 to {side}; the values 1 to {side} all give one image"
         canvas.report.remark(
             f"parallel in {dtype_of(net)}: {hint}; in fp32, all values of parallel give the same image"

@@ -28,8 +28,9 @@ from ..engine import Sampler, run_passes
 from .cache_slots import serial_table
 from .canvas import TokenCanvas, token_canvas
 from .checks import check_raster
+from .device_table import plan_from_table
 from .jacobi import decode_in_windows, padded_row_count
-from .looks import CachedTransformer, ScheduleLook, last_guided_pass, plan_from_table
+from .looks import CachedTransformer, ScheduleLook, last_guided_pass
 from .prepare import PreparedCondition
 from .sampling import TokenDraw, guided_passes
 from .schedule import Schedule

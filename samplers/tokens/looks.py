@@ -1,113 +1,25 @@
-"""What each pass of a token model feeds to the transformer, and the transformer with its KV cache.
+"""The transformer of a token model with its KV cache, and the look of a generation.
 
-``schedule.py`` says which cells a pass feeds, and ``cache_slots.py`` says where the cache holds their keys and values.
-:class:`DeviceTable` turns both into tensors. :class:`CachedTransformer` feeds the rows of a pass. :class:`ScheduleLook`
-is the *look* of a generation: the function that runs the transformer for each pass (``engine.py``).
+:class:`CachedTransformer` feeds rows of tokens. :class:`ScheduleLook` is the *look* of a generation: the function that
+runs the transformer for each pass of a schedule (``engine.py``). ``device_table.py`` has the rows of each pass.
 
-Shapes: B images with L cells each, and hidden rows (outputs of the transformer) of width C.
+Shapes: B images with L cells each; R batch rows, one for each image in each branch of guidance; m fed rows; hidden rows
+(outputs of the transformer) of width C.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...networks.llama import Cache
-from ...networks.torch_state import to_device
-from .cache_slots import Table, serial_table
+from .cache_slots import serial_table
 from .canvas import TokenCanvas
+from .device_table import DeviceTable, FedRows
 from .prepare import PreparedCondition
 from .schedule import Schedule
-
-
-class FedRows(NamedTuple):
-    """The m rows that one call of the transformer feeds, int64 [m], or [B, m] if the images have different rows.
-    ``cache_slot`` and ``cache_end`` count from the first slot of the cache, which belongs to the condition.
-    """
-
-    cell: Tensor  # cells whose tokens are fed
-    position: Tensor  # positions at which the tokens are fed
-    cache_slot: Tensor  # slots to which the rows write their keys and values
-    cache_end: int  # the rows attend to slots below this one only
-    mask: Tensor | None = None  # bool [..., m, cache_end], True where a row attends to a slot; None: everywhere
-    # Number of PAR's transition token that is fed instead of a cell's token, else -1; None without transition tokens.
-    transition_token: Tensor | None = None
-
-
-class DeviceTable:
-    """A :class:`.Table` on a device. The cache begins with ``prefix`` slots of the condition, and all fed rows attend
-    to these slots.
-
-    Attributes:
-        host: the table, on the host.
-        fed_cell, transition_token, position, last_visible, row_pass: as in the table; but ``transition_token`` is None
-            if the schedule feeds no transition tokens.
-        row_in_pass: for each cell the row that predicts it, counted from the first row of the pass.
-        cache_slot: for each row the slot that it writes, counted from the first slot of the cache.
-        place, written, replaced: as in the table, but with the slots of the condition before the slots of the image.
-    """
-
-    def __init__(self, table: Table, prefix: int, device: torch.device):
-        self.host = table
-        self.prefix = prefix
-
-        self.fed_cell = to_device(table.fed_cell, device)
-        self.transition_token = to_device(table.transition_token, device) if table.transition_token.max() >= 0 else None
-        self.position = to_device(table.position, device)
-        self.cache_slot = to_device(table.slot + prefix, device)
-        self.last_visible = to_device(table.last_visible, device)
-        self.row_pass = to_device(table.row_pass, device)
-
-        self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
-
-        # The condition's slots come first. Every row attends to them: their place, -1, is visible to all rows, and no
-        # pass writes or replaces them.
-        self.place = to_device(np.concatenate([np.full(prefix, -1), table.place]), device)
-        self.written = to_device(np.concatenate([np.full(prefix, -1), table.written]), device)
-        self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), table.replaced]), device)
-
-    def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
-        """The rows that pass k feeds, and for each cell of the pass the index of the row that predicts it, int64 [n].
-        The table must be a :func:`.serial_table`. The host does not wait for the device.
-        """
-        table = self.host
-        rows = slice(table.row_start[k], table.row_start[k + 1])
-        cells = slice(table.cell_start[k], table.cell_start[k + 1])
-        return self.rows_at(rows, int(table.end[k]), bool(table.needs_mask[k])), self.row_in_pass[cells]
-
-    def rows_at(self, index: slice | Tensor, end: int, needs_mask: bool = True) -> FedRows:
-        """The fed rows at an ``index``: a slice, or int64 [...]. Each row attends to slots of the condition and to
-        image slots below ``end``. If ``needs_mask`` is False, each row attends to all of these slots.
-        """
-        cache_end = self.prefix + end
-        return FedRows(
-            cell=self.fed_cell[index],
-            position=self.position[index],
-            cache_slot=self.cache_slot[index],
-            cache_end=cache_end,
-            mask=self.mask(index, cache_end) if needs_mask else None,
-            transition_token=None if self.transition_token is None else self.transition_token[index],
-        )
-
-    def mask(self, index: slice | Tensor, cache_end: int) -> Tensor:
-        """The attention mask of the fed rows at an ``index`` (see :meth:`rows_at`), bool [..., cache_end]: True where a
-        row attends to a slot. A padding row attends to the condition only.
-        """
-        last_visible = self.last_visible[index][..., None]
-        k = self.row_pass[index][..., None]
-        is_visible = self.place[:cache_end] <= last_visible
-        is_present = (self.written[:cache_end] <= k) & (k < self.replaced[:cache_end])
-        return is_visible & is_present
-
-
-def plan_from_table(table: Table, device: torch.device) -> dict[int, Tensor]:
-    """The cells that every pass decides, int64 [n] on the device. :func:`.engine.run_passes` takes them as its plan."""
-    cells = to_device(torch.from_numpy(table.cells[:-1]), device)
-    return dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))
 
 
 class CachedTransformer:
@@ -127,7 +39,6 @@ class CachedTransformer:
     """
 
     cache: Cache  # made by prefill
-    passes: int = 0  # calls of prefill and feed so far
 
     def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, first_value: int = 0, padded_to: int = 0):
         self.canvas = canvas
@@ -154,7 +65,6 @@ class CachedTransformer:
         row_count = rows.shape[1] + (0 if image is None else image.shape[1])
 
         # 2. The pass.
-        self.passes += 1
         report.add(transformer_passes=1, transformer_tokens=len(rows) * row_count)
         hidden, self.cache = self.net.prefill(rows, self.canvas.grid[0], slots, lengths, x)
 
@@ -191,7 +101,6 @@ class CachedTransformer:
             mask = None if mask is None else mask.repeat(branches, 1, 1)
 
         # 3. The pass.
-        self.passes += 1
         self.canvas.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
         return self.net.feed(x, position, cache_slot, self.cache, fed.cache_end, mask, rows=self.padded_to)
 

@@ -191,7 +191,7 @@ def ablation_schedule(grid: int, group_size: int, adjacent: bool, sequential_sta
     return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, sequential_groups)))
 
 
-# In each field, the default and the tooltip come first, then the range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 @dataclass(frozen=True)
 class PARSettings(TokenSettings):
@@ -210,7 +210,7 @@ class PARSettings(TokenSettings):
         more="A LlamaGen was trained for neither of these two groupings. In the paper, groups of neighbours give much "
             "worse images than PAR's groups.")
     sequential_start: bool = knob(True,
-        "Decide the first token of every region one after another, so that the regions fit together. When this is "
+        "Decide the first tokens of the regions one after another, so that the regions fit together. When this is "
         "off, all first tokens are decided in one pass, as in an experiment of the paper; switching it off saves a "
         "few passes, but the regions fit together less well.",
         advanced=True)

@@ -271,8 +271,7 @@ def prompt_ids(model: JanusModel, condition: PromptCondition | ImagePromptCondit
     Raises:
         UserError: there is no prompt, or a prompt is not valid.
     """
-    if not condition.texts:
-        raise UserError("condition: it holds no prompt; write at least one.")
+    condition.expect_prompt()
     if isinstance(condition, ImagePromptCondition):
         return [model.image_prompt(text) for text in condition.texts]
     return [model.prompt(text) for text in condition.texts]

@@ -11,7 +11,7 @@ from ...reports.record import Report
 from ..settings import Guarantees, knob
 from .schedule import Schedule, raster
 
-# In each field, the default and the tooltip come first, then the range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 
 # ------------------------------------------------------------ settings that several samplers have
@@ -30,7 +30,7 @@ def top_p_knob(advanced: bool) -> Any:
 
 def cfg_knob(
     usual: str,
-    more: str = "For the demo, use 1.5. With class labels, 1.5 to 2 gives more variety than the usual 4.",
+    more: str = "For the demo, use 1.1 to 1.5. With class labels, 1.5 to 2 gives more variety than the usual 4.",
 ) -> Any:
     """The setting *cfg*, the strength of guidance.
 
@@ -83,13 +83,14 @@ def entropy_temperature_knob(what: str) -> Any:
         more="Areas with little detail get more variety. At 1, *temperature* is multiplied by 2.5 exp(-H / 3) + 0.6, "
             "where H is the entropy in nats of the values that may be sampled. The factor is 3.1 if the model is "
             f"certain of a {what}, and below 1 if the entropy is above 5.5 nats. On the demo, use this setting only "
-            "with a lower *temperature*; see docs/benchmarks.md in the repository. The paper has no results for Tar.")
+            "with a lower *temperature*; see docs/benchmarks.md in the repository. The paper of this method (Ma et "
+            "al., arXiv 2510.09012) has no results for Tar.")
 
 
 # What the help page says of "parallel" in samplers in which it counts passes.
 PARALLEL_PASSES = (
-    "In half precision, all values from 1 to the image's side in tokens give the same image, but 0 gives a different "
-    "image from the same distribution."
+    "In half precision, all values from 1 to the image's side in tokens give the same image, but 0 gives a "
+    "different image, sampled from the same distribution."
 )
 # The usual value of "parallel", in words.
 USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
@@ -170,13 +171,13 @@ class LlamaGenSettings(TokenSettings):
 
     top_p: float = top_p_knob(advanced=False)
     parallel: int = parallel_knob("tokens", USUAL_PARALLEL,
-        more="A pass (one run of the transformer) computes the next tokens from the guesses, and compares every guess "
-            "with the token that was computed for the same position. All guesses before the first difference are "
-            "confirmed (Jacobi iteration). In half precision, all values from 1 to the image's side in tokens give the "
-            "same image, but 0 gives a different image from the same distribution. To compare images in half "
-            "precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the demo, *parallel* "
-            "16 takes 59 passes instead of 256. For a single image on a GPU, twice the side may be faster still. On a "
-            "CPU, batches of four or more images hardly get faster.")
+        more="A pass (one run of the transformer) computes the next tokens from the guesses, and compares every "
+             "guess with the token that was computed for the same position. All guesses before the first difference "
+             "are confirmed (Jacobi iteration). In half precision, all values from 1 to the image's side in tokens "
+             "give the same image, but 0 gives a different image, sampled from the same distribution. To compare "
+             "images in half precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the "
+             "demo, *parallel* 16 takes 59 passes instead of 256. For a single image on a GPU, twice the side may "
+             "be faster still. On a CPU, batches of four or more images hardly get faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:

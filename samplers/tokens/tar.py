@@ -35,7 +35,7 @@ from .token_noise import TokenNoise
 DETAILS = ("729", "169", "81")
 
 
-# In each field, the default and the tooltip come first, then the range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 @dataclass(frozen=True)
 class TarPromptSettings(Settings):
@@ -45,8 +45,8 @@ class TarPromptSettings(Settings):
         "Number of semantic codes that describe the image; with fewer codes, Tar is faster and the description is "
         "vaguer. Usual: 729, the number with which Tar was trained most often.",
         choices=DETAILS,
-        more="The usual Tar models write these numbers of codes. If a model writes other numbers of codes, 729 "
-             "stands for its largest number, 169 for its second largest, and 81 for its third largest.")
+        more="The usual Tar models write 81, 169 or 729 codes. If a model writes other numbers of codes, 729 stands "
+             "for its largest number, 169 for its second largest, and 81 for its third largest.")
     temperature: float = knob(1.0,
         "Randomness of every code; lower is safer and less varied. Usual: 1; at 0, the model always takes the "
         "likeliest code.",
@@ -64,8 +64,8 @@ class TarPromptSettings(Settings):
         "recommends; at 1, the penalty is off.",
         low=0.01, high=2.0, step=0.01, full_size_value=1.0, advanced=True)
     parallel: int = parallel_knob("codes", "32 on a GPU",
-        more="In half precision, all values from 1 on give the same codes, but 0 gives different codes from the same "
-            "distribution.",
+        more="In half precision, all values of 1 or more give the same codes, but 0 gives different codes, sampled "
+             "from the same distribution.",
         same="the codes stay identical in fp32")
     entropy_temperature: float = entropy_temperature_knob("code")
 # fmt: on
@@ -128,7 +128,7 @@ def tar_prompt(
     )
     side = model.sides[scale]
     report = new_report("tar-prompt", model, settings, noise)
-    canvas = blank_canvas(model, side, settings, sampling, noise, report, clock)
+    canvas = blank_canvas(model, settings, noise, report, clock, side=side, sampling=sampling)
     # If there is only one code, the prefill predicts it, and no guesses are needed.
     parallel = settings.parallel if side > 1 else 0
     codes, report = yield from decode_schedule(

@@ -78,7 +78,7 @@ def zipar_schedule(grid: int, window: int) -> Schedule:
     return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, grid)))
 
 
-# In each field, the default and the tooltip come first, then the range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 @dataclass(frozen=True)
 class ZipARSettings(TokenSettings):

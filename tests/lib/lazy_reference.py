@@ -9,7 +9,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from fastar_nodes.samplers.mar.mar import Transformer
+from fastar_nodes.samplers.mar.transformer import Transformer
 from mar_reference import cosine_tables, kernel
 from torch import Tensor
 

@@ -6,7 +6,7 @@ the embeddings of time and condition and the modulations of blocks whose outputs
 """
 
 from fastar_nodes.networks.mar import MARConfig
-from fastar_nodes.samplers.mar.lazy.head import EDGE, FULL, MIDDLE, head_schedule
+from fastar_nodes.samplers.mar.lazy.head import MIDDLE, StepKind, head_schedule
 from fastar_nodes.samplers.mar.lazy.schedule import (
     BY_STATE,
     computed_ratios,
@@ -103,5 +103,5 @@ def head_flops(c: MARConfig, s: LazyMARSettings, published: bool) -> int:
     own = len([j for j in range(c.head_depth) if j not in MIDDLE])
     edge = ends + 5 * own * square
     reused = ends + (3 if published else 1) * own * square
-    of_kind = {FULL: 2 * full, EDGE: edge}
+    of_kind = {StepKind.FULL: 2 * full, StepKind.EDGE: edge}
     return 2 * c.tokens * sum(of_kind.get(kind, reused) for kind in head_schedule(steps, period, device("cpu")).kinds)

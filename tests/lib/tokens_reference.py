@@ -11,7 +11,7 @@ import torch
 from fastar_nodes.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
 from fastar_nodes.samplers.tokens.cache_slots import window_table
-from fastar_nodes.samplers.tokens.looks import DeviceTable
+from fastar_nodes.samplers.tokens.device_table import DeviceTable
 from token_numbers import gumbel_of
 from torch import Tensor
 

@@ -14,7 +14,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import samplers
 from fastar_nodes.runs.choice import choose, parse_choice
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.mar.gtr import GtRSettings
+from fastar_nodes.samplers.mar.gtr.settings import GtRSettings
 from fastar_nodes.samplers.mar.lazy.schedule import measuring_block
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.settings import default_or_full_size, knobs, removed_from, settings_from

@@ -27,8 +27,9 @@ from ...editing import Edit
 from ...engine import Sampler, remark_draft, run_passes
 from ...noise import PairedNoise
 from ..canvas import MARCanvas, mar_canvas
-from ..mar import Diffusion, FullTransformer, Transformer
+from ..diffusion import Diffusion
 from ..mar import check as check_mar
+from ..transformer import FullTransformer, Transformer
 from .draft import MARDrafter
 from .lossless import Lossless
 from .mode import Mode

@@ -17,19 +17,20 @@ If Sigma = 1, the result is a sample of p. The published code computes r differe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ....networks.torch_state import to_device
 from ...noise import CounterRNG
-from ..canvas import Tokens
+from ..tokens import Tokens
 
 # Largest number of proposals for a rejected token. The first 10 are computed for every token, the others only for
 # rejected tokens that need them.
 TRIES = 100
-_FIRST_TRIES = 10
+_FIRST_TRIES = range(1, 11)
+_LATER_TRIES = range(11, TRIES + 1)
 # A token's proposals are numbered from 1. This number means that no proposal was accepted.
 _NONE = 0
 # Lanes (independent sequences, noise.py) of a token's random numbers, above the lanes of its diffusion steps
@@ -75,9 +76,13 @@ class LastStep(NamedTuple):
     log_std: Tensor  # log std of the last diffusion step
     other_log_stds: Tensor  # sum of the log stds of all other diffusion steps
 
-    def rows(self, *index: Any) -> LastStep:
-        """The entries of all fields at an index."""
-        return LastStep(self.mean[index], self.log_std[index], self.other_log_stds[index])
+    def rows(self, index: Tensor) -> LastStep:
+        """The tokens at ``index``, int64 [N]."""
+        return LastStep(*(field[index] for field in self))
+
+    def for_proposals(self) -> LastStep:
+        """The fields of N tokens with an axis for the proposals of each token, fp32 [N, 1, channels]."""
+        return LastStep(*(field[:, None] for field in self))
 
 
 def joined_by_image(parts_of_steps: Sequence[LastStep], images: int) -> LastStep:
@@ -136,7 +141,7 @@ def accept_or_resample(
     accepted = log_ratio(drafts, q, p, rule) > noise.acceptance(tokens).log()
 
     # 2. The first proposals, for all tokens.
-    proposal, first_numbers = try_proposals(noise, tokens, q, p, rule, 0, _FIRST_TRIES)
+    proposal, first_numbers = try_proposals(_FIRST_TRIES, q, p, rule, noise, tokens)
     values = torch.where(accepted[:, None], drafts, proposal)
 
     # 3. More proposals, for rejected tokens whose first proposals were all rejected.
@@ -145,10 +150,9 @@ def accept_or_resample(
     missing = (rejected & (numbers == _NONE)).nonzero()[:, 0]
     if len(missing):
         i = to_device(missing, drafts.device)
-        more = TRIES - _FIRST_TRIES
         image, position = tokens.index
         some = Tokens((image[i], position[i]))
-        values[i], later_numbers = try_proposals(noise, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
+        values[i], later_numbers = try_proposals(_LATER_TRIES, q.rows(i), p.rows(i), rule, noise, some)
         numbers[missing] = later_numbers.cpu()
 
     exhausted = rejected & (numbers == _NONE)
@@ -157,17 +161,17 @@ def accept_or_resample(
 
 
 def try_proposals(
-    noise: RejectionNoise, tokens: Tokens, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
+    numbers: range, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: Tokens
 ) -> tuple[Tensor, Tensor]:
-    """Try ``count`` proposals from p for each of N tokens, after ``first`` earlier proposals.
+    """Try the proposals with these numbers, for each of N tokens.
 
     Returns:
         The first accepted proposal for each token, fp32 [N, channels], and the number of this proposal, counted from 1,
         int64 [N]. A token without an accepted proposal has zeros, and the number _NONE.
     """
-    normals, uniforms = noise.proposals(tokens, first, count, p.mean.shape[1])
-    q = q.rows(slice(None), None)
-    p = p.rows(slice(None), None)
+    normals, uniforms = noise.proposals(tokens, numbers.start - 1, len(numbers), p.mean.shape[1])
+    q = q.for_proposals()
+    p = p.for_proposals()
     proposals = p.mean + p.log_std.exp() * normals
     accepted = acceptance_of_proposals(proposals, q, p, rule) > uniforms
 
@@ -175,4 +179,4 @@ def try_proposals(
     chosen = accepted.to(torch.uint8).argmax(1)
     row = torch.arange(len(tokens), device=proposals.device)
     value = torch.where(has_accepted[:, None], proposals[row, chosen], 0.0)
-    return value, torch.where(has_accepted, first + 1 + chosen, _NONE)
+    return value, torch.where(has_accepted, numbers.start + chosen, _NONE)

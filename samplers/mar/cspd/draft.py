@@ -12,21 +12,34 @@ from torch import Tensor
 
 from ....networks.mar import MARModel
 from ....reports.record import Report
-from ... import chain
+from ... import chain, diffusion_steps
 from ...chain import DiffusionBatch
 from ...conditioning import ClassOrPrompt
 from ...coupling import Gaussian
 from ...speculation import DraftedSteps
-from ..canvas import MARCanvas, StreamNoise, Tokens
-from ..mar import HeadEvaluation, Transformer
+from ..canvas import MARCanvas
+from ..diffusion import HeadEvaluation
+from ..tokens import StreamNoise, Tokens
+from ..transformer import Transformer
 from .densities import LastStep
 
 
 class Paths(NamedTuple):
     """The diffusion paths of N tokens, with S diffusion steps each.
 
-    CSpD compares the densities of two paths' last steps, so the last step needs a std. It nevertheless adds no noise,
-    as in MAR, except in mode ``paper``.
+    CSpD compares the densities of two paths' last steps, so it needs the std that the head predicts for the last step.
+    But as in MAR, the last step adds no noise, except in mode ``paper``. The std of a step depends on the use of the
+    path; s is the std that the head predicts, and T is the temperature:
+
+    =====================  ===============================  =========  ===========
+    function               use                              last step  other steps
+    =====================  ===============================  =========  ===========
+    :func:`sample_paths`   sample tokens                    0 or T s   T s
+    :meth:`last_step`      ratio r                          T s        s [1]
+    :meth:`drafted_steps`  drafts in the mode ``lossless``  0          T s
+    =====================  ===============================  =========  ===========
+
+    [1] These stds are only in Sigma, which compares the stds of two models. T would cancel.
     """
 
     states: Tensor  # fp32 [N, S + 1, channels]; the first state is noise, the last state is the token
@@ -39,9 +52,7 @@ class Paths(NamedTuple):
         return self.states[:, -1]
 
     def last_step(self) -> LastStep:
-        """What the ratio r needs of the paths, see ``densities.py``. Only the last step's std includes the temperature.
-        In Sigma, which compares the other steps' stds between two models, the temperature would cancel.
-        """
+        """What the ratio r needs of the paths, see ``densities.py``."""
         mean, log_std = self.kernel
         # At temperature 0 the published code divides 0 by 0. Here the stds become tiny instead, so the target rejects
         # all drafts that differ from its means, and takes its means.
@@ -49,7 +60,7 @@ class Paths(NamedTuple):
         return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
 
     def drafted_steps(self) -> DraftedSteps:
-        """All diffusion steps, as drafts that ``speculation.py`` verifies. The last step has a std of 0."""
+        """All diffusion steps, as drafts that ``speculation.py`` verifies."""
         mean, log_std = self.kernel
         log_std = log_std + (math.log(self.temperature) if self.temperature else -math.inf)
         log_std[:, -1] = -math.inf
@@ -69,10 +80,10 @@ class Paths(NamedTuple):
         return Paths(states, Gaussian(mean, log_std), parts[0].temperature)
 
 
-def table_with_last_std(canvas: MARCanvas) -> chain.StepTable:
+def table_with_last_std(canvas: MARCanvas) -> diffusion_steps.StepTable:
     """The diffusion steps for :func:`sample_paths`. The last step has a std, too; see :class:`Paths`."""
     respaced = canvas.respacing(canvas.settings.diffusion_steps)
-    return chain.step_table(respaced.steps, canvas.time_embeddings(respaced))
+    return diffusion_steps.step_table(respaced.steps, canvas.time_embeddings(respaced))
 
 
 def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool) -> Paths:

@@ -25,19 +25,16 @@ from torch import Tensor
 from ...engine import Verdict
 from ...noise import CounterRNG
 from ...speculation import Speculation
-from ..canvas import MARCanvas, StreamNoise
-from ..mar import HeadEvaluation, Transformer
+from ..canvas import MARCanvas
+from ..diffusion import HeadEvaluation
+from ..tokens import StreamNoise
+from ..transformer import Transformer
 from .draft import MARDrafter, Paths
-from .mode import Mode, count_outcomes, target_batches
+from .mode import Mode
 
 
 class Lossless(Mode):
-    """Draft some AR steps, and decide them up to the first AR step with a rejected token.
-
-    All images advance together, so a rejection in one image discards the later drafts of all images. The draft model
-    makes the discarded drafts of all other images again from the same noise, and the target verifies them with the same
-    random numbers. So the tokens of an image do not depend on its batch.
-    """
+    """Draft some AR steps, and decide them up to the first AR step with a rejected token in any image."""
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
@@ -52,18 +49,18 @@ class Lossless(Mode):
         settings = canvas.settings
 
         # 1. Draft the AR steps of the segment.
-        steps = range(first, min(first + self.next_draft_length, canvas.order.steps))
-        drafts = [self.drafter.step(step, self.noise) for step in steps]
+        ar_steps = range(first, min(first + self.next_draft_length, canvas.order.steps))
+        drafts = [self.drafter.step(step, self.noise) for step in ar_steps]
 
         # 2. The target verifies one AR step after another, and samples the rest of each path.
         accepted_ar_steps = 0
-        for step, verified in zip(steps, self.verified_paths(steps, drafts), strict=True):
+        for step, verified in zip(ar_steps, self.verified_paths(ar_steps, drafts), strict=True):
             with canvas.clock.phase("head"):
                 positions = canvas.order.positions_from(step)
                 accepted = verified.accepted().view(positions.shape)
                 values = verified.samples(settings.speculation_window).view(*positions.shape, -1)
                 canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
-                outcome = count_outcomes(canvas, accepted)
+                outcome = self.count_outcomes(accepted)
 
             # 3. Discard the later drafts after a rejection.
             has_rejected = not accepted.all()
@@ -78,20 +75,20 @@ class Lossless(Mode):
         # 4. The next segment drafts at most twice the number of AR steps that were accepted in this segment.
         self.next_draft_length = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
 
-    def verified_paths(self, steps: range, drafts: Sequence[Paths]) -> Iterator[VerifiedPaths]:
-        """Verify the drafts of ``steps``, and yield one AR step after another. The head evaluates all tokens of a pass
-        of the transformer together.
+    def verified_paths(self, ar_steps: range, drafts: Sequence[Paths]) -> Iterator[VerifiedPaths]:
+        """Verify the drafts of ``ar_steps``, and yield one AR step after another. The head evaluates all tokens of a
+        pass of the transformer together.
         """
         canvas = self.canvas
         remaining_drafts = iter(drafts)
-        for batch, tokens, sizes in target_batches(canvas, self.transformer, steps, self.noise, self.table):
+        for batch, tokens, sizes in self.target_batches(ar_steps):
             # 1. Evaluate the head at all states of the drafted paths.
             with canvas.clock.phase("head"):
                 rng = CounterRNG(self.keys[tokens.index])
                 speculation = Speculation(canvas.model.net, self.head.for_speculation(batch), batch, rng)
-                steps_of_pass = Paths.concatenated([*islice(remaining_drafts, len(sizes))]).drafted_steps()
-                accepted = speculation.verify(np.arange(len(tokens)), steps_of_pass)
-                canvas.report.add(drafted_steps=len(tokens) * speculation.steps)
+                paths = Paths.concatenated([*islice(remaining_drafts, len(sizes))])
+                accepted = speculation.verify(np.arange(len(tokens)), paths.drafted_steps())
+                canvas.report.add(drafted_steps=len(tokens) * speculation.step_count)
 
             # 2. Yield the rows of each AR step.
             for rows in np.split(np.arange(len(tokens)), np.cumsum(sizes)[:-1]):
@@ -111,7 +108,7 @@ class VerifiedPaths(NamedTuple):
 
     def accepted(self) -> Tensor:
         """Whether the target accepts the whole path of each row, bool [B n] on the host."""
-        return torch.from_numpy(self.accepted_steps == self.speculation.steps)
+        return torch.from_numpy(self.accepted_steps == self.speculation.step_count)
 
     def samples(self, window: int) -> Tensor:
         """Let the target sample the rest of each path, and return the tokens of the rows, fp32 [B n, channels]. The

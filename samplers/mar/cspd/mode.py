@@ -1,4 +1,7 @@
-"""What the modes of CSpD share: their base class, the batches for the target's head, and the outcomes of drafts."""
+"""What the modes of CSpD share: how the target reads drafts, and how the report counts their outcomes.
+
+Shapes: B images of L tokens, n tokens of an image at an AR step, C width of the transformer, P branches of guidance.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,35 @@ import torch
 from torch import Tensor
 
 from ....networks.torch_state import to_device
-from ....reports.record import ACCEPTED, REJECTED
-from ...chain import DiffusionBatch, StepTable
+from ....reports.record import ACCEPTED, PLAIN, REJECTED
+from ...chain import DiffusionBatch
+from ...diffusion_steps import StepTable
 from ...engine import Verdict
 from ...noise import row_keys
-from ..canvas import MARCanvas, StreamNoise, Tokens
-from ..mar import Transformer
+from ..canvas import MARCanvas
+from ..tokens import StreamNoise, Tokens
+from ..transformer import Transformer
 from .draft import MARDrafter
 
 
+class TargetBatch(NamedTuple):
+    """The tokens of some AR steps, one AR step after another, as a batch for the target's head to sample."""
+
+    batch: DiffusionBatch
+    tokens: Tokens
+    sizes: list[int]  # number of tokens of each AR step, in all images together
+
+
 class Mode(ABC):
-    """How the target verifies drafts. A segment is the AR steps that are drafted before the target verifies them."""
+    """How the target verifies drafts. A segment is the AR steps that are drafted before the target verifies them.
+
+    All images of a batch are always at the same AR step. In the modes *paper* and *lossless*, a rejection in one image
+    therefore discards the later drafts of all images. For all other images, the draft model later makes the same drafts
+    again from the same noise, and the target verifies them with the same random numbers. So the tokens of an image do
+    not depend on its batch.
+    """
+
+    table: StepTable  # the diffusion steps of the target; each mode sets it
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         """``noise``: the noise of the target's full diffusion; the draft model samples with the same noise."""
@@ -35,39 +56,38 @@ class Mode(ABC):
     def segment(self, first: int) -> Iterator[Verdict]:
         """Draft and verify the AR steps from ``first`` on. Yields one verdict for every AR step that it decides."""
 
+    def target_batches(self, ar_steps: range) -> Iterator[TargetBatch]:
+        """Yield batches of the tokens of ``ar_steps``, in which each AR step is given all drafts before it. There is a
+        batch for every pass of the target's transformer, and each pass evaluates all AR steps that it can.
 
-class TargetBatch(NamedTuple):
-    """The tokens of some AR steps, one AR step after another, as a batch for the target's head to sample."""
+        A transformer with caches may read only final tokens. So ask for a batch only after the tokens of the previous
+        batch are final.
+        """
+        canvas = self.canvas
+        conditions = self.transformer.each_step(ar_steps.start, len(ar_steps))
+        step = ar_steps.start
+        for zs in canvas.clock.timed("transformer", conditions):  # conditions [P, B, n, C] of each AR step of a pass
+            with canvas.clock.phase("head"):
+                tokens = Tokens.step_by_step([canvas.order.positions_from(step + i) for i in range(len(zs))])
+                batch = canvas.batch(self.table, tokens, torch.cat(zs, 2), self.noise)
+            yield TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
+            step += len(zs)
 
-    batch: DiffusionBatch
-    tokens: Tokens
-    sizes: list[int]  # number of tokens of each AR step, in all images together
+    def count_outcomes(self, accepted: Tensor, uses_draft: Tensor | None = None) -> Tensor:
+        """Add drafts to the counts of the report, in which each image with a rejected draft is a restart.
 
+        Args:
+            accepted: bool [B, n] on the host, whether the target accepts each draft.
+            uses_draft: bool [B] on the host, the images whose drafts count; None for all. The tokens of all other
+                images are the target's own.
 
-def target_batches(
-    canvas: MARCanvas, transformer: Transformer, steps: range, noise: StreamNoise, table: StepTable
-) -> Iterator[TargetBatch]:
-    """Yield batches of the tokens of ``steps``, in which each AR step is given all drafts before it. There is a batch
-    for every pass of the target's transformer, and each pass evaluates all AR steps that it can.
-
-    A transformer with caches may read only final tokens. So ask for a batch only after the tokens of the previous batch
-    are final.
-    """
-    conditions = transformer.each_step(steps.start, len(steps))
-    step = steps.start
-    for zs in canvas.clock.timed("transformer", conditions):  # conditions [P, B, n, C] of each AR step of a pass
-        with canvas.clock.phase("head"):
-            tokens = Tokens.step_by_step([canvas.order.positions_from(step + i) for i in range(len(zs))])
-            batch = canvas.batch(table, tokens, torch.cat(zs, 2), noise)
-        yield TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
-        step += len(zs)
-
-
-def count_outcomes(canvas: MARCanvas, accepted: Tensor) -> Tensor:
-    """Add drafts to the counts of the report, in which each image with a rejected draft is a restart. Returns the
-    outcome of each draft, ACCEPTED or REJECTED, uint8 [B, n] on the device. ``accepted``: bool [B, n] on the host.
-    """
-    accepted_count = int(accepted.sum())
-    restarts = int((~accepted).any(1).sum())
-    canvas.report.add(accepted=accepted_count, rejected=accepted.numel() - accepted_count, restarts=restarts)
-    return to_device(torch.where(accepted, ACCEPTED, REJECTED).to(torch.uint8), canvas.device)
+        Returns:
+            The outcome of each token, ACCEPTED, REJECTED or PLAIN, uint8 [B, n] on the device.
+        """
+        outcome = torch.where(accepted, ACCEPTED, REJECTED)
+        if uses_draft is not None:
+            outcome = outcome.where(uses_draft[:, None], PLAIN)
+        rejected = outcome == REJECTED
+        counts = {"accepted": int((outcome == ACCEPTED).sum()), "rejected": int(rejected.sum())}
+        self.canvas.report.add(**counts, restarts=int(rejected.any(1).sum()))
+        return to_device(outcome.to(torch.uint8), self.canvas.device)

@@ -35,25 +35,21 @@ import numpy as np
 import torch
 
 from ....networks.torch_state import to_device
-from ....reports.record import ACCEPTED, PLAIN, REJECTED
 from ...engine import Verdict
-from ..canvas import MARCanvas, StreamNoise, Tokens
-from ..mar import Transformer
+from ..canvas import MARCanvas
+from ..tokens import StreamNoise, Tokens
+from ..transformer import Transformer
 from .densities import PAPER_RULE, RejectionNoise, accept_or_resample
 from .draft import MARDrafter, Paths, sample_paths, table_with_last_std
-from .mode import Mode, target_batches
+from .mode import Mode
 
 
 class Paper(Mode):
     """Draft gamma AR steps, accept them up to the first rejected AR step, and resample the rejected tokens.
 
     Every image counts its accepted AR steps for itself: after gamma of them in a row, it takes the target's own tokens
-    at the next AR step, ``takes_own_at``. So an image does not depend on its batch.
-
-    Still, all images are at the same AR step. Drafting ends at the first AR step at which an image takes the target's
-    own tokens, and a rejection in one image discards the later drafts of all images. The draft model makes the
-    discarded drafts of all other images again from the same noise, and the target verifies them with the same random
-    numbers.
+    at the next AR step, ``takes_own_at``. So an image does not depend on its batch, see :class:`Mode`. Drafting ends at
+    the first AR step at which an image takes the target's own tokens.
 
     If an image takes the target's own tokens or rejects a draft at AR step k, it begins to count at k + 1. So it next
     takes the target's own tokens at AR step k + 1 + gamma. In this example, gamma is 2, and the second of two images
@@ -92,38 +88,47 @@ class Paper(Mode):
         for step, target_paths in enumerate(self.paths(range(first, last + 1)), first):
             # 3. Accept or resample the drafts of an AR step, except in images that take the target's own tokens.
             takes_own = self.takes_own_at == step
-            verified = self.verify(step, drafts.get(step), target_paths, takes_own)
-            self.takes_own_at[takes_own | verified.rejects] = step + 1 + self.gamma
+            draft = drafts.get(step)
+            if draft is None:
+                decided = self.own_tokens(step, target_paths)
+            else:
+                decided = self.verify(step, draft, target_paths, takes_own)
+            self.takes_own_at[takes_own | decided.has_rejection] = step + 1 + self.gamma
 
             # 4. Discard the later drafts after a rejection.
-            has_rejected = verified.rejects.any()
-            if has_rejected:
+            any_rejection = decided.has_rejection.any()
+            if any_rejection:
                 self.drafter.discard_features()
                 self.canvas.discard_drafts()
-            yield verified.verdict
-            if has_rejected:
+            yield decided.verdict
+            if any_rejection:
                 return
 
     def paths(self, steps: range) -> Iterator[Paths]:
         """Yield the target's own diffusion paths for each AR step, given the drafts of all earlier AR steps."""
-        for batch, _, sizes in target_batches(self.canvas, self.transformer, steps, self.noise, self.table):
+        for batch, _, sizes in self.target_batches(steps):
             with self.canvas.clock.phase("head"):
                 paths = sample_paths(self.canvas, batch, adds_last_noise=True)
             yield from paths.split(sizes)
 
-    def verify(self, step: int, draft: Paths | None, target_paths: Paths, takes_own: np.ndarray) -> VerifiedStep:
+    def own_tokens(self, step: int, target_paths: Paths) -> DecidedStep:
+        """Take the target's own tokens in all images, at an AR step without drafts."""
+        positions = self.canvas.order.positions_from(step)
+        verdict = Verdict(positions, target_paths.tokens.view(*positions.shape, -1), step, None)
+        return DecidedStep(verdict, has_rejection=np.zeros(len(positions), dtype=bool))
+
+    def verify(self, step: int, draft: Paths, target_paths: Paths, takes_own: np.ndarray) -> DecidedStep:
         """Verify the drafts of an AR step.
 
         Args:
-            draft: the draft model's paths; None if no image needs a draft.
+            draft: the draft model's paths.
             target_paths: the target's paths.
             takes_own: bool [B], the images that take the target's own tokens, whatever was drafted.
         """
         canvas = self.canvas
         positions = canvas.order.positions_from(step)
-        if draft is None:
-            verdict = Verdict(positions, target_paths.tokens.view(*positions.shape, -1), step, None)
-            return VerifiedStep(verdict, rejects=np.zeros(len(positions), dtype=bool))
+        uses_draft = ~torch.from_numpy(takes_own)  # bool [B]
+        token_uses_draft = uses_draft.repeat_interleave(positions.shape[1])  # bool [B n], the same for every token
 
         with canvas.clock.phase("head"):
             # 1. Verify all drafts.
@@ -132,25 +137,20 @@ class Paper(Mode):
             verified = accept_or_resample(draft.tokens, q, p, PAPER_RULE, self.rejection_noise, tokens)
 
             # 2. Take the target's own tokens in the images of ``takes_own``, and where every proposal was rejected.
-            # Both masks are bool [B n]; ``drafted`` is True for the drafts that count.
-            drafted = ~torch.from_numpy(takes_own).repeat_interleave(positions.shape[1])
-            uses_target = to_device(~drafted | ~verified.has_value, canvas.device)
+            uses_target = to_device(~(token_uses_draft & verified.has_value), canvas.device)
             values = torch.where(uses_target[:, None], target_paths.tokens, verified.tokens)
 
         # 3. Count the drafts, on the host.
-        accepted = drafted & verified.accepted
-        rejected = drafted & ~verified.accepted
-        rejects = rejected.view(positions.shape).any(1)
-        canvas.report.add(accepted=int(accepted.sum()), rejected=int(rejected.sum()), restarts=int(rejects.sum()))
-        canvas.report.add(**verified.counts(drafted))
+        accepted = verified.accepted.view(positions.shape)
+        outcome = self.count_outcomes(accepted, uses_draft)
+        canvas.report.add(**verified.counts(token_uses_draft))
 
-        outcome = torch.where(verified.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
-        outcome = to_device(outcome.to(torch.uint8).view(positions.shape), canvas.device)
-        return VerifiedStep(Verdict(positions, values.view(*positions.shape, -1), step, outcome), rejects.numpy())
+        has_rejection = uses_draft & ~accepted.all(1)
+        return DecidedStep(Verdict(positions, values.view(*positions.shape, -1), step, outcome), has_rejection.numpy())
 
 
-class VerifiedStep(NamedTuple):
-    """An AR step after the target has verified its drafts."""
+class DecidedStep(NamedTuple):
+    """An AR step that the target has decided."""
 
     verdict: Verdict
-    rejects: np.ndarray  # bool [B], the images with a rejected draft
+    has_rejection: np.ndarray  # bool [B], the images with a rejected draft

@@ -20,11 +20,12 @@ import torch
 
 from ....reports.record import DRAFTED
 from ...engine import Verdict
-from ..canvas import MARCanvas, StreamNoise, Tokens
-from ..mar import Transformer
+from ..canvas import MARCanvas
+from ..tokens import StreamNoise, Tokens
+from ..transformer import Transformer
 from .densities import LastStep, RejectionNoise, Rule, accept_or_resample, joined_by_image
 from .draft import MARDrafter, sample_paths, table_with_last_std
-from .mode import Mode, count_outcomes
+from .mode import Mode
 
 # The published code's ratio r (densities.py): Sigma is inverted, and both densities are wider when a draft is verified.
 PUBLISHED_RULE = Rule(sigma_power=-1, std_factor=42.0)
@@ -38,7 +39,6 @@ class Published(Mode):
         settings = canvas.settings
         self.table = table_with_last_std(canvas)
         self.target_noise = noise if settings.alignment else canvas.noise_of("target")
-        self.rule = PUBLISHED_RULE  # an attribute, so that lab/parity can replace the rule
         self.rejection_noise = RejectionNoise(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
@@ -81,7 +81,8 @@ class Published(Mode):
             # Accept drafts, and resample the rejected tokens.
             q = joined_by_image(drafted, canvas.images)
             p = target.last_step()
-            verified = accept_or_resample(canvas.values[tokens.index], q, p, self.rule, self.rejection_noise, tokens)
+            drafts = canvas.values[tokens.index]
+            verified = accept_or_resample(drafts, q, p, PUBLISHED_RULE, self.rejection_noise, tokens)
             canvas.report.add(**verified.counts())
 
         accepted = verified.accepted.view(positions.shape)
@@ -89,4 +90,4 @@ class Published(Mode):
             self.drafter.discard_features()
         when = [torch.full_like(order.positions_from(step), step, dtype=torch.int32) for step in range(first, last + 1)]
         values = verified.tokens.view(*positions.shape, -1)
-        return Verdict(positions, values, torch.cat(when, 1), count_outcomes(canvas, accepted))
+        return Verdict(positions, values, torch.cat(when, 1), self.count_outcomes(accepted))

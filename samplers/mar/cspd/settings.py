@@ -10,7 +10,7 @@ from ....reports.record import Report
 from ...settings import knob
 from ..settings import MARBase, steps_at_once
 
-# Each field gives its default and its help text first, then its range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 
 

@@ -1,4 +1,8 @@
-"""FastHybrid's few-step diffusion of accepted drafts; ``__init__.py`` explains the method and its symbols."""
+"""FastHybrid's few-step diffusion of accepted drafts; ``__init__.py`` explains the method and its symbols.
+
+Shapes: B images of L tokens, N accepted tokens, c channels of a token. Of the T_g guided steps, the last S are run; all
+subclasses of :class:`Refinement` choose S and the states before the first of these S steps.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +15,44 @@ import torch
 from torch import Tensor
 
 from ....networks.torch_state import to_device
-from ...chain import DiffusionBatch, MeanAdjustment, StepTable, noise_for_steps
-from ..canvas import MARCanvas, StreamNoise
+from ...chain import DiffusionBatch, MeanAdjustment
+from ...diffusion_steps import StepTable, noise_for_steps
+from ..canvas import MARCanvas
+from ..tokens import StreamNoise, Tokens
 
 
 class Refinement(ABC):
-    """The few-step diffusion of accepted drafts: all T_g steps, or only the last S of them. If S is 0, the tokens are
-    the drafts.
+    """The diffusion of accepted drafts. If S is 0, the result is :meth:`start`.
+
+    Args:
+        canvas: the images.
+        table: all T_g steps.
+        noise: the noise of the state before the first step that is run, and of all T_g steps.
+        left_out: how many of the first steps are left out, T_g - S.
     """
 
-    table: StepTable  # the S steps that are run
-    noise: StreamNoise  # ``start``: noise for the states before the first step; ``steps``: noise of the S steps
+    # gamma of the S steps, fp32 [S]; None if the means of the steps are not mixed with the draft.
+    gamma: Tensor | None = None
 
-    def __init__(self, canvas: MARCanvas):
-        """Run all T_g steps; a subclass may leave out the first steps."""
-        self.table = canvas.step_table(canvas.settings.guided_steps)
-        noise = canvas.noise_of("guided")
-        self.noise = noise._replace(steps=noise_for_steps(noise.steps, len(self.table)))
-
-    def leave_out_first(self, steps: int) -> None:
-        """Leave out the first ``steps`` steps."""
-        self.table = self.table.some_steps(steps, len(self.table))
-        self.noise = self.noise._replace(steps=self.noise.steps[steps:])
+    def __init__(self, canvas: MARCanvas, table: StepTable, noise: StreamNoise, left_out: int):
+        self.canvas = canvas
+        self.table = table.some_steps(left_out, len(table))
+        self.noise = noise._replace(steps=noise.steps[left_out:])
 
     @abstractmethod
-    def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
-        """The accepted tokens in their states before the first step that is run.
-
-        Args:
-            batch: the same N tokens; their states are only noise, :attr:`StreamNoise.start`.
-            drafts: the drafts x' of the tokens, fp32 [N, channels].
+    def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
+        """The states of N tokens before the first step that is run, made from their drafts x' and from noise; fp32
+        [N, c] each.
         """
+
+    def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
+        """The batch of N accepted tokens, with S steps.
+
+        ``tokens``, ``z``: see :meth:`.MARCanvas.batch`; ``drafts``: the drafts x' of the tokens, fp32 [N, c].
+        """
+        batch = self.canvas.batch(self.table, tokens, z, self.noise)
+        adjustment = None if self.gamma is None else MeanAdjustment(drafts, self.gamma)
+        return replace(batch, x=self.start(drafts, noise=batch.x), mean_adjustment=adjustment)
 
 
 class Guided(Refinement):
@@ -52,71 +63,76 @@ class Guided(Refinement):
     sigma: Tensor | None = None  # std of the noise that is added to the draft; None: the steps start from noise alone
 
     def __init__(self, canvas: MARCanvas):
-        super().__init__(canvas)
         settings = canvas.settings
-        weights = guidance_weights(settings.guidance_schedule, len(self.table))
+        table, noise = all_guided_steps(canvas)
+        weights = guidance_weights(settings.guidance_schedule, len(table))
 
-        # If gamma is 1, a step gives x' + sigma noise whatever the head predicts, so this step and all steps before it
-        # are left out. In most schedules it is the first step. The last step adds no noise. If its gamma is 1, as in
-        # the schedule linear-up, no step is run, and the state is the draft. The same holds if there is only one step,
-        # except in the schedule none.
         left_out = 0
         last_left_out = last_step_with_full_weight(weights)
         if last_left_out is not None:
             left_out = last_left_out + 1
-            # The head learned to choose sigma from a range. Without the head, sigma is the middle of this range, times
-            # the temperature.
-            self.sigma = self.table.columns().middle[last_left_out].exp() * settings.temperature
-            self.noise = self.noise._replace(start=self.noise.steps[last_left_out])
-        self.leave_out_first(left_out)
-        self.gamma = to_device(torch.tensor(weights[left_out:]), canvas.device)  # gamma of the S steps, fp32 [S]
+            # The state after this step is the draft with the step's noise. The head learned to choose sigma from a
+            # range. Without the head, sigma is the middle of this range, times the temperature.
+            self.sigma = table.columns().log_std_middle[last_left_out].exp() * settings.temperature
+            noise = noise._replace(start=noise.steps[last_left_out])
+        super().__init__(canvas, table, noise, left_out)
+        self.gamma = to_device(torch.tensor(weights[left_out:]), canvas.device)
 
-    def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
-        x = batch.x if self.sigma is None else drafts + self.sigma * batch.x
-        return replace(batch, x=x, mean_adjustment=MeanAdjustment(drafts, self.gamma))
+    def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
+        return noise if self.sigma is None else drafts + self.sigma * noise
 
 
 class Renoised(Refinement):
-    """The last of T_g steps. They start from the draft with added noise."""
+    """The last of T_g steps. They start from the draft with as much noise as the state before these steps has:
+    x = sqrt(abar_t) x' + sqrt(1 - abar_t) noise. t is the timestep of the first step that is run, and abar_t is the
+    product of all 1 - beta up to t.
+    """
 
     def __init__(self, canvas: MARCanvas):
-        super().__init__(canvas)
-
+        table, noise = all_guided_steps(canvas)
+        steps = len(table)
         # The number of steps is rounded down, as is usual in image-to-image pipelines. For example, 15 steps times
         # denoise = 0.9 is 13.5, so 13 steps are run.
-        steps = len(self.table)
         left_out = steps - int(round(steps * canvas.settings.denoise, 6))
+        super().__init__(canvas, table, noise, left_out)
 
-        # The state before the first step is x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise. t is the timestep of this
-        # step, and abar_t is the product of all 1 - beta up to t. If no step is run, there is no noise: abar_t is 1.
-        self.data_x: Tensor | float = 1.0  # 1 / sqrt(abar_t)
-        self.data_out: Tensor | float = 0.0  # -sqrt(1 / abar_t - 1)
+        # data_x is 1 / sqrt(abar_t), and data_out is -sqrt(1 / abar_t - 1). If no step is run, there is no noise:
+        # abar_t is 1.
+        self.data_x: Tensor | float = 1.0
+        self.data_out: Tensor | float = 0.0
         if left_out < steps:
-            self.data_x = self.table.columns().data_x[left_out]
-            self.data_out = self.table.columns().data_out[left_out]
-        self.leave_out_first(left_out)
+            self.data_x = table.columns().data_x[left_out]
+            self.data_out = table.columns().data_per_prediction[left_out]
 
-    def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
-        return replace(batch, x=(drafts - self.data_out * batch.x) / self.data_x)
+    def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
+        # The head predicts the noise in a state x, and x' = data_x x + data_out noise. This is solved for x.
+        return (drafts - self.data_out * noise) / self.data_x
 
 
 class Unchanged(Refinement):
     """No steps: an accepted draft does not change."""
 
     def __init__(self, canvas: MARCanvas):
-        super().__init__(canvas)
-        self.leave_out_first(len(self.table))
+        table, noise = all_guided_steps(canvas)
+        super().__init__(canvas, table, noise, left_out=len(table))
 
-    def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
-        return replace(batch, x=drafts)
+    def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
+        return drafts
 
 
 # For each value of the setting ``accepted``: what happens to an accepted draft.
-REFINEMENTS: dict[str, type[Refinement]] = {
+REFINEMENTS: dict[str, type[Guided | Renoised | Unchanged]] = {
     "refine": Guided,
     "renoise": Renoised,
     "keep": Unchanged,
 }
+
+
+def all_guided_steps(canvas: MARCanvas) -> tuple[StepTable, StreamNoise]:
+    """The table of all T_g steps, and their noise; the noise has one entry per step."""
+    table = canvas.step_table(canvas.settings.guided_steps)
+    noise = canvas.noise_of("guided")
+    return table, noise._replace(steps=noise_for_steps(noise.steps, len(table)))
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
@@ -134,5 +150,11 @@ def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
 
 
 def last_step_with_full_weight(weights: Sequence[float]) -> int | None:
-    """The index of the last step whose gamma, its entry in ``weights``, is 1; None if there is no such step."""
+    """The index of the last step whose gamma, its entry in ``weights``, is 1; None if there is no such step.
+
+    If gamma is 1, a step gives x' + sigma noise whatever the head predicts, so this step and all steps before it need
+    not run. In most schedules it is the first step. The last step adds no noise. If its gamma is 1, as in the schedule
+    linear-up, no step is run, and the state is the draft. The same holds if there is only one step, except in the
+    schedule none.
+    """
     return max((k for k, weight in enumerate(weights) if weight == 1), default=None)

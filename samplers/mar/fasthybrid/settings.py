@@ -10,7 +10,7 @@ from ....reports.record import Report
 from ...settings import knob
 from ..settings import DiSASettings
 
-# Each field gives its default and its help text first, then its range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 
 
@@ -28,11 +28,11 @@ class FastHybridSettings(DiSASettings):
         low=0, high=256, step=1, symbol="k",
         more="With a full-size model at 32 AR steps, use half of these numbers; the presets for full-size models keep "
         "the ratio of *lookahead* to AR steps.")
-    threshold: float = knob(0.8, "FastHybrid compares two conditions: the condition from which a draft was sampled, "
-                                 "and the token's actual condition. If their cosine similarity is at least this "
-                                 "number, the draft is accepted; a higher value is slower and closer to MAR's "
-                                 "image. Usual: 0.8 for full-size models, 0.9 to 0.99 for the demo; above 1, no "
-                                 "draft is accepted.",
+    threshold: float = knob(0.8, "FastHybrid compares two conditions that the transformer computes for a token: the "
+                                 "condition from which the draft was sampled, and the token's actual condition. If "
+                                 "their cosine similarity is at least this number, the draft is accepted; a higher "
+                                 "value is slower and closer to MAR's image. Usual: 0.8 for full-size models, 0.9 "
+                                 "to 0.99 for the demo; above 1, no draft is accepted.",
         low=-1.0, high=1.01, step=0.01, symbol="lambda",
         more="On the demo, the conditions change little from one AR step to the next, so the demo needs a higher "
         "threshold than full-size models.")

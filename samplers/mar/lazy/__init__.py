@@ -16,8 +16,8 @@ because it uses three caches. :class:`CacheSettings` can switch off each of them
    - similarity: s_i = cos(V_i^k, V_i^k'), averaged over the heads, where k' is the AR step of the previous pass;
    - (8): the pass computes the rows of the wanted tokens, which the caller asks for, the rows of the tokens decided
      since k', and other rows with the lowest s_i. (The paper prints argmax, but its text and its code take the least
-     similar rows.) ``schedule.py`` says how many rows; :class:`.RowSelection` also has the other strategies of the
-     paper's Table 3;
+     similar rows.) ``schedule.py`` says how many rows, and ``selection.py`` chooses them, also with the other
+     strategies of the paper's Table 3;
    - (9): in the later blocks, the computed rows also attend to the stored keys and values of all other rows.
 
    The measuring block is the 3rd layer in the paper, but the 4th block in the published code
@@ -55,8 +55,9 @@ from ...editing import Edit
 from ...engine import Sampler
 from ...noise import PairedNoise
 from ..canvas import MARCanvas
+from ..diffusion import expect_full_head
 from ..mar import check as check_mar
-from ..mar import expect_full_head, mar
+from ..mar import mar
 from ..settings import MARBase
 from .settings import CacheSettings, LazyMARSettings, head_period
 from .transformer import LazyTransformer
@@ -96,24 +97,29 @@ def note_caches(canvas: MARCanvas, settings: CacheSettings) -> None:
 
 
 def with_caches(sampler: Callable[..., Sampler], *transformer_arguments: str) -> Callable[..., Sampler]:
-    """A MAR sampler with LazyMAR's caches, made from a MAR sampler without them. ``transformer_arguments``: names of
-    the sampler's arguments that make a transformer, such as "make_transformer".
+    """A MAR sampler with LazyMAR's caches, made from a MAR sampler without them. Its settings have the fields of both,
+    see :func:`.with_cache_settings`.
+
+    ``transformer_arguments``: names of the sampler's arguments that make a transformer. CSpD has two,
+    "make_transformer" and "make_draft_transformer"; all other samplers have only the first.
     """
 
     def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:
-        lazy = {name: partial(lazy_transformer, settings=settings) for name in transformer_arguments}
+        make_transformer = partial(lazy_transformer, settings=settings)
+        lazy = dict.fromkeys(transformer_arguments, make_transformer)
         return sampler(model, condition, settings, noise, **lazy, **more)
 
     return run
 
 
 def check(model: MARModel, settings: LazyMARSettings) -> None:
-    """Check LazyMAR's settings against a model; see :func:`check_with_caches`."""
+    """Check the settings of :func:`lazymar` against a model; see :func:`check_with_caches`."""
     check_with_caches(model, settings, caches=settings)
 
 
 def check_with_caches(model: MARModel, settings: MARBase, caches: CacheSettings) -> None:
     """Check a sampler's settings and its caches' settings against a model, before anything is loaded or computed.
+    Both may be one object, whose class has the fields of both.
 
     Raises:
         UserError: more AR steps than tokens, or speculation together with the cache of the head. GtR raises more, see

@@ -9,42 +9,40 @@ the null branch, which does not read the class or prompt) and 1 without guidance
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ....networks.speed import recorded
 from ....networks.torch_state import to_device
 from ....reports.record import Report
 from ...chain import ChainHead, DiffusionBatch, StepInputs, StepResult, advance
-from ..mar import HeadEvaluation
+from ..diffusion import HeadEvaluation
 from .settings import CacheSettings, head_period
-
-# Kinds of diffusion steps, see CachedHead.
-FULL = "full"
-EDGE = "edge"
-REUSED = "reused"
 
 # The middle blocks of the head. The cache holds one sum of what they add to the head's features. All other blocks,
 # block 0 and the blocks from 5 on, are *outer* blocks. The cache holds the output of each outer block's MLP.
 MIDDLE = range(1, 5)
 
-# Modulations are vectors by which the diffusion step and the condition z change a layer. The head returns them as a
-# flat list: shift, scale and gate of each block, then shift and scale of the last layer. At a reused step, only the
-# gates of the outer blocks and the modulations of the last layer are computed.
-_MODULATIONS_PER_BLOCK = 3
-_MODULATIONS_OF_LAST_LAYER = 2
+
+class StepKind(Enum):
+    """Kinds of diffusion steps, see :class:`CachedHead`."""
+
+    FULL = "full"
+    EDGE = "edge"
+    REUSED = "reused"
 
 
 class HeadSchedule(NamedTuple):
     """How the head is evaluated at each diffusion step. Step 0 has the highest timestep."""
 
-    kinds: list[str]  # FULL, EDGE or REUSED for each step
-    steps_of_kind: dict[str, Tensor]  # numbers of the steps of each kind, int64 on the device
+    kinds: list[StepKind]  # one for each step
+    steps_of_kind: dict[StepKind, Tensor]  # numbers of the steps of each kind, int64 on the device
     uses_cache: bool  # whether any step reuses something
 
 
@@ -58,12 +56,14 @@ def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule
     kinds = []
     for left in range(steps - 1, -1, -1):  # number of steps left after this one
         if left in full:
-            kinds.append(FULL)
+            kinds.append(StepKind.FULL)
+        elif left > 0.9 * steps:
+            kinds.append(StepKind.EDGE)
         else:
-            kinds.append(EDGE if left > 0.9 * steps else REUSED)
+            kinds.append(StepKind.REUSED)
 
     steps_of_kind = {}
-    for kind in (FULL, EDGE, REUSED):
+    for kind in StepKind:
         which = [k for k in range(steps) if kinds[k] == kind]
         steps_of_kind[kind] = to_device(torch.tensor(which, dtype=torch.int64), device)
     return HeadSchedule(kinds, steps_of_kind, uses_cache=period > 1)
@@ -105,11 +105,15 @@ class CachedHead:
         self.branches, self.tokens = batch.z.shape[:2]
         self.report = report  # counts the work
 
-        condition = head.cond_embed(batch.z.flatten(0, 1))
-        self.modulations = {}  # an iterator for each kind, because run_chain takes the steps in order
-        for kind, which in schedule.steps_of_kind.items():
-            computed = condition if kind == FULL else condition[: self.tokens]
-            self.modulations[kind] = step_modulations(head, net, kind, outer, batch.table.times[which], computed)
+        # For each kind, a generator of its steps' modulations. run_chain takes the steps in order, so the next value is
+        # always for the next step of the kind. Only full steps compute both branches.
+        both_branches = head.cond_embed(batch.z.flatten(0, 1))
+        conditional = both_branches[: self.tokens]
+        times = {kind: batch.table.times[which] for kind, which in schedule.steps_of_kind.items()}
+        outer_blocks = [head.res_blocks[number] for number in outer]
+        self.of_full = modulations_of_steps(head, net, [*head.res_blocks], times[StepKind.FULL], both_branches)
+        self.of_edge = modulations_of_steps(head, net, outer_blocks, times[StepKind.EDGE], conditional)
+        self.of_reused = modulations_of_reused_steps(head, net, outer_blocks, times[StepKind.REUSED], conditional)
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
         """See :class:`...chain.ChainHead`.
@@ -118,19 +122,17 @@ class CachedHead:
         is [1, N, 2 c] and already contains guidance; ``guide`` adds none to an output of one branch.
         """
         kind = self.kinds[k]
-        modulations = next(self.modulations[kind])
-
-        if kind == FULL:
+        if kind is StepKind.FULL:
             self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
-            result, self.cache = full_step_to_cache(self.net, self.head, self.branches, modulations, inputs)
+            result, self.cache = full_step(self.net, self.head, self.branches, next(self.of_full), inputs)
             return result
 
         assert self.cache is not None
         self.report.add(head_calls=1, head_rows=self.tokens, cached_calls=1)
-        result, cache = step_from_cache(self.net, self.head, self.outer, self.cache, kind == EDGE, modulations, inputs)
-        if cache is not None:
-            self.cache = cache
-        return result
+        if kind is StepKind.EDGE:
+            result, self.cache = edge_step(self.net, self.head, self.outer, self.cache, next(self.of_edge), inputs)
+            return result
+        return reused_step(self.net, self.head, self.outer, self.cache, next(self.of_reused), inputs)
 
 
 class CachedHeadEvaluation(HeadEvaluation):
@@ -139,7 +141,7 @@ class CachedHeadEvaluation(HeadEvaluation):
     def __init__(self, net: MAR, report: Report, settings: CacheSettings):
         super().__init__(net, report)
         self.settings = settings
-        self.outer = tuple(j for j in range(len(self.denoiser.res_blocks)) if j not in MIDDLE)
+        self.outer = tuple(number for number in range(len(self.denoiser.res_blocks)) if number not in MIDDLE)
         self._schedules: dict[int, HeadSchedule] = {}  # by number of diffusion steps
 
     def is_full(self, steps: int) -> bool:
@@ -155,78 +157,78 @@ class CachedHeadEvaluation(HeadEvaluation):
         return CachedHead(self.denoiser, self.net, batch, schedule, self.outer, self.report)
 
 
-@recorded
-def full_step_to_cache(
-    net: MAR, head: DiffusionHead, branches: int, modulations: HeadModulations, inputs: StepInputs
-) -> tuple[StepResult, HeadCache]:
-    """A full step: :func:`evaluate_full`, then :func:`...chain.advance`. Returns the tokens' states after the step, and
-    what the next steps reuse.
-    """
-    out, cache = net.compiled(evaluate_full, "diffusion head")(head, inputs.cfg, branches, modulations, inputs.x)
-    return net.compiled(advance, "diffusion steps")(inputs, out), cache
+# ------------------------------------------------------------------------------------------------ the modulations
 
 
-@recorded
-def step_from_cache(
-    net: MAR,
-    head: DiffusionHead,
-    outer: Sequence[int],
-    cache: HeadCache,
-    edge: bool,
-    modulations: HeadModulations,
-    inputs: StepInputs,
-) -> tuple[StepResult, HeadCache | None]:
-    """A step between two full steps: :func:`evaluate_from_cache`, then :func:`...chain.advance`. Returns the tokens'
-    states after the step, and what the next steps reuse, or None if they reuse the same as this step.
-    """
-    out, changed = net.compiled(evaluate_from_cache, "diffusion head")(head, outer, cache, edge, modulations, inputs.x)
-    return net.compiled(advance, "diffusion steps")(inputs, out), changed
-
-
-class HeadModulations(NamedTuple):
-    """The modulations of a step, [R, w] each. R is P N at a full step and N at other steps.
-
-    At a full step, they are the modulations of all blocks; at an edge step, of the outer blocks.
+class Modulations(NamedTuple):
+    """The modulations of a full step or an edge step: vectors by which the diffusion step and the condition z change
+    the layers of the head, [R, w] each. R is P N at a full step and N at an edge step.
     """
 
-    shifts: Sequence[Tensor]  # one for each block; empty at a reused step
-    scales: Sequence[Tensor]  # as ``shifts``
-    gates: Sequence[Tensor]  # one for each block; at a reused step, one for each outer block
+    # One for each block; at an edge step, one for each outer block.
+    shifts: Sequence[Tensor]
+    scales: Sequence[Tensor]
+    gates: Sequence[Tensor]
     of_last_layer: Sequence[Tensor]  # shift and scale
 
 
-def step_modulations(
-    head: DiffusionHead, net: MAR, kind: str, outer: Sequence[int], times: Tensor, condition: Tensor
-) -> Iterator[HeadModulations]:
-    """Yield the head's modulations of each of the S steps of a kind.
+class ReusedModulations(NamedTuple):
+    """The modulations that a reused step needs, [N, w] each."""
 
-    One matrix product computes the modulations of many steps, so the weights are read only once for all these steps.
+    gates: Sequence[Tensor]  # one for each outer block
+    of_last_layer: Sequence[Tensor]  # shift and scale
+
+
+def modulations_of_steps(
+    head: DiffusionHead, net: MAR, blocks: Sequence[nn.Module], times: Tensor, condition: Tensor
+) -> Iterator[Modulations]:
+    """Yield the modulations of each of S full steps or edge steps.
 
     Args:
-        outer: numbers of the outer blocks.
+        blocks: the blocks that these steps compute.
         times: time embeddings of the steps, [S, w].
         condition: embeddings of the conditions z, [R, w].
     """
-    blocks = head.res_blocks if kind == FULL else [head.res_blocks[j] for j in outer]
 
-    # How many steps one matrix product computes; ``count`` is the number of modulations of one step.
-    count = len(blocks) * (1 if kind == REUSED else _MODULATIONS_PER_BLOCK) + _MODULATIONS_OF_LAST_LAYER
+    def compute(embedding: Tensor) -> list[Tensor]:
+        return head.modulations(embedding, blocks)
+
+    # The head returns shift, scale and gate of each block, then shift and scale of the last layer.
+    for *of_blocks, shift, scale in _computed_together(net, compute, 3 * len(blocks) + 2, times, condition):
+        yield Modulations(of_blocks[0::3], of_blocks[1::3], of_blocks[2::3], (shift, scale))
+
+
+def modulations_of_reused_steps(
+    head: DiffusionHead, net: MAR, outer_blocks: Sequence[nn.Module], times: Tensor, condition: Tensor
+) -> Iterator[ReusedModulations]:
+    """Yield the modulations of each reused step. Arguments as for :func:`modulations_of_steps`."""
+
+    def compute(embedding: Tensor) -> list[Tensor]:
+        return head.gates(embedding, outer_blocks) + head.modulations(embedding, ())
+
+    for *gates, shift, scale in _computed_together(net, compute, len(outer_blocks) + 2, times, condition):
+        yield ReusedModulations(gates, (shift, scale))
+
+
+def _computed_together(
+    net: MAR, compute: Callable[[Tensor], list[Tensor]], count: int, times: Tensor, condition: Tensor
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the modulations of each step, [R, w] each. They are computed for many steps together, so the weights are
+    read only once for all these steps.
+
+    Args:
+        compute: from embeddings of T steps, [T, R, w], to ``count`` modulations, [T, R, w] each.
+        times, condition: see :func:`modulations_of_steps`.
+    """
     steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
-    for times_of_product in times[:, None].split(steps_at_once):
-        embedding = times_of_product + condition
-        if kind == REUSED:
-            modulations = head.gates(embedding, blocks) + head.modulations(embedding, ())
-        else:
-            modulations = head.modulations(embedding, blocks)
+    for some_times in times[:, None].split(steps_at_once):
+        modulations = compute(some_times + condition)
         if net.records:  # a recorded function copies contiguous tensors fastest
             modulations = [m.contiguous() for m in modulations]
-        for of_step in zip(*modulations, strict=True):
-            of_blocks, of_last_layer = of_step[:-_MODULATIONS_OF_LAST_LAYER], of_step[-_MODULATIONS_OF_LAST_LAYER:]
-            if kind == REUSED:
-                yield HeadModulations((), (), of_blocks, of_last_layer)
-            else:
-                shifts, scales, gates = (of_blocks[i::_MODULATIONS_PER_BLOCK] for i in range(_MODULATIONS_PER_BLOCK))
-                yield HeadModulations(shifts, scales, gates, of_last_layer)
+        yield from zip(*modulations, strict=True)
+
+
+# ------------------------------------------------------------------------------------------------ a step of each kind
 
 
 class HeadCache(NamedTuple):
@@ -237,8 +239,45 @@ class HeadCache(NamedTuple):
     guided_bias: Tensor  # the last layer's bias plus what guidance adds to the output, fp32 [N, 2 c]
 
 
+@recorded
+def full_step(
+    net: MAR, head: DiffusionHead, branches: int, modulations: Modulations, inputs: StepInputs
+) -> tuple[StepResult, HeadCache]:
+    """A full step: the tokens' states after it, and what the next steps reuse; see :func:`evaluate_full`."""
+    out, cache = net.compiled(evaluate_full, "diffusion head")(head, inputs.cfg, branches, modulations, inputs.x)
+    return net.compiled(advance, "diffusion steps")(inputs, out), cache
+
+
+@recorded
+def edge_step(
+    net: MAR,
+    head: DiffusionHead,
+    outer: Sequence[int],
+    cache: HeadCache,
+    modulations: Modulations,
+    inputs: StepInputs,
+) -> tuple[StepResult, HeadCache]:
+    """An edge step: the tokens' states after it, and what the next steps reuse; see :func:`evaluate_edge`."""
+    out, cache = net.compiled(evaluate_edge, "diffusion head")(head, outer, cache, modulations, inputs.x)
+    return net.compiled(advance, "diffusion steps")(inputs, out), cache
+
+
+@recorded
+def reused_step(
+    net: MAR,
+    head: DiffusionHead,
+    outer: Sequence[int],
+    cache: HeadCache,
+    modulations: ReusedModulations,
+    inputs: StepInputs,
+) -> StepResult:
+    """A reused step: the tokens' states after it; see :func:`evaluate_reused`."""
+    out = net.compiled(evaluate_reused, "diffusion head")(head, outer, cache, modulations, inputs.x)
+    return net.compiled(advance, "diffusion steps")(inputs, out)
+
+
 def evaluate_full(
-    head: DiffusionHead, cfg: Tensor, branches: int, modulations: HeadModulations, x: Tensor
+    head: DiffusionHead, cfg: Tensor, branches: int, modulations: Modulations, x: Tensor
 ) -> tuple[Tensor, HeadCache]:
     """Evaluate the head in full. Returns noise, then variance logits, [P, N, 2 c], and what the next steps reuse.
 
@@ -246,16 +285,16 @@ def evaluate_full(
     """
     n = len(x)
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
+    shifts, scales, gates, of_last_layer = modulations
     h = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
     states = [h]  # the features before each block, and after the last block
     mlps = []
-    shifts, scales, gates, of_last_layer = modulations
-    for j, block in enumerate(blocks):
-        out = block.mlp(modulated(h, block.in_ln, shifts[j], scales[j]))
-        h = torch.addcmul(h, gates[j], out)
+    for number, (block, shift, scale, gate) in enumerate(zip(blocks, shifts, scales, gates, strict=True)):
+        mlp = block.mlp(modulated(h, block.in_ln, shift, scale))
+        h = torch.addcmul(h, gate, mlp)
         states.append(h)
-        if j not in MIDDLE:
-            mlps.append(out[:n])
+        if number not in MIDDLE:
+            mlps.append(mlp[:n])
 
     # The sum of what the middle blocks added; 0 if the head has no middle blocks.
     first = min(MIDDLE.start, len(blocks))
@@ -271,25 +310,43 @@ def evaluate_full(
     return out.view(branches, n, -1), HeadCache(mlps, middle, guided_bias)
 
 
-def evaluate_from_cache(
-    head: DiffusionHead, outer: Sequence[int], cache: HeadCache, edge: bool, modulations: HeadModulations, x: Tensor
-) -> tuple[Tensor, HeadCache | None]:
-    """Evaluate the head with the cache. Returns noise, then variance logits, fp32 [1, N, 2 c], and what the next
-    steps reuse, or None if this is still ``cache``.
+def evaluate_edge(
+    head: DiffusionHead, outer: Sequence[int], cache: HeadCache, modulations: Modulations, x: Tensor
+) -> tuple[Tensor, HeadCache]:
+    """Evaluate the head with only the outer blocks' MLPs. Returns noise, then variance logits, fp32 [1, N, 2 c], and
+    what the next steps reuse.
 
-    ``x``: the tokens' states, fp32 [N, c]. At an ``edge`` step, the MLPs of the outer blocks are computed.
+    ``outer``: numbers of the outer blocks; ``x``: the tokens' states, fp32 [N, c].
     """
-    h = head.input_proj(x.to(head.input_proj.weight.dtype))
     shifts, scales, gates, of_last_layer = modulations
-    mlps = [] if edge else cache.mlps
-    for i, j in enumerate(outer):
-        if edge:
-            block = cast(HeadBlock, head.res_blocks[j])
-            mlps.append(block.mlp(modulated(h, block.in_ln, shifts[i], scales[i])))
-        h = torch.addcmul(h, gates[i], mlps[i])
-        if j + 1 == MIDDLE[0]:  # the middle blocks follow
+    h = head.input_proj(x.to(head.input_proj.weight.dtype))
+    mlps = []
+    for number, shift, scale, gate in zip(outer, shifts, scales, gates, strict=True):
+        block = cast(HeadBlock, head.res_blocks[number])
+        mlp = block.mlp(modulated(h, block.in_ln, shift, scale))
+        mlps.append(mlp)
+        h = torch.addcmul(h, gate, mlp)
+        if number == 0:  # the middle blocks follow block 0
             h = h + cache.middle
+    return _output(head, cache, of_last_layer, h), cache._replace(mlps=mlps)
 
+
+def evaluate_reused(
+    head: DiffusionHead, outer: Sequence[int], cache: HeadCache, modulations: ReusedModulations, x: Tensor
+) -> Tensor:
+    """Evaluate the head with all MLPs from the cache. Returns noise, then variance logits, fp32 [1, N, 2 c]. Arguments
+    as for :func:`evaluate_edge`.
+    """
+    gates, of_last_layer = modulations
+    h = head.input_proj(x.to(head.input_proj.weight.dtype))
+    for number, gate, mlp in zip(outer, gates, cache.mlps, strict=True):
+        h = torch.addcmul(h, gate, mlp)
+        if number == 0:  # the middle blocks follow block 0
+            h = h + cache.middle
+    return _output(head, cache, of_last_layer, h)
+
+
+def _output(head: DiffusionHead, cache: HeadCache, of_last_layer: Sequence[Tensor], h: Tensor) -> Tensor:
+    """The last layer's output for features ``h``, [N, w], with the guidance of the cache: fp32 [1, N, 2 c]."""
     h = modulated(h, head.final_layer.norm_final, *of_last_layer)
-    out = torch.addmm(cache.guided_bias, h.to(cache.guided_bias.dtype), head.final_layer.linear.weight.t())
-    return out[None], cache._replace(mlps=mlps) if edge else None
+    return torch.addmm(cache.guided_bias, h.to(cache.guided_bias.dtype), head.final_layer.linear.weight.t())[None]

@@ -13,7 +13,7 @@ from ....reports.record import Report
 from ...settings import Guarantees, knob
 from ..settings import DiSASettings, MARBase, SpeculationSettings
 
-# Each field states its default and its help text first, then its range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 
 
@@ -29,15 +29,15 @@ class CacheSettings(Guarantees):
     # The removed setting ``block`` was the number of the decoder block that measures how much a token has changed. Now
     # measuring_block in lazy/schedule.py chooses this block.
     removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
-    # In a class that with_cache_settings makes: the class of the sampler's own settings. Else None.
+    # In a class that with_cache_settings returns: the class of the sampler's own settings. Else None.
     sampler_settings: ClassVar[type[MARBase] | None] = None
 
     refresh_period: int = knob(9, "Number of AR steps from one full computation to the next; a higher number is faster "
         "and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, nothing is cached.",
         low=1, high=4096, step=1, symbol="tau", unit="AR steps")
-    start_step: int = knob(5, "Number of AR steps at the beginning in which nothing of the transformer is reused, "
-        "because these steps determine the content; a higher number is slower and more exact. Usual: 5 for 64 AR "
-        "steps, and 4 for 32.",
+    start_step: int = knob(5, "Number of AR steps at the beginning in which the transformer reuses nothing, because "
+                              "these steps determine the content; a higher number is slower and more exact. Usual: "
+                              "5 for 64 AR steps, and 4 for 32.",
         low=0, high=4096, step=1, unit="AR steps",
         more="The cache of the diffusion head (*head_cache*) works from the first AR step on.")
     computed_ratio: float = knob(0.05, "Smallest share of the tokens that the transformer's decoder computes at an AR "
@@ -55,20 +55,22 @@ class CacheSettings(Guarantees):
         more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
              "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* "
              "still applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
-             "steps, MAR-H takes 10% fewer operations than with *published*. With 64 AR steps, published and "
-             "stretched are the same.\n  - *constant*: *computed_ratio* at every step, as in the paper's Figure 6.")
+             "steps, MAR-H (the largest MAR) takes 10% fewer operations than with *published*. With 64 AR steps, "
+             "*published* and *stretched* use the same shares.\n  - *constant*: *computed_ratio* at every step, as "
+             "in the paper's Figure 6.")
     selection: str = knob("least-similar", "Which tokens the decoder computes; it always computes the tokens of the "
         "current and of the previous AR step, and this setting chooses the others. Usual: least-similar, the tokens "
         "that changed most, as in the paper.",
         choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
-        more="The other choices gave worse images in the paper; their rows in its Table 3 are: *most-similar* IV, "
-            "*random* III, *undecided* II and *decided* I. The paper names a choice after the tokens that are cached; "
-            "our names say which tokens are computed. With *undecided* or *decided*, *computed_ratio* has no effect: "
-            "the decoder computes all undecided or all decided tokens, but not the extra rows of its input that hold "
-            "the class (these rows are not tokens of the image).")
-    condition_cache: bool = knob(True, "Between two full computations, reuse the difference between the predictions "
-        "with and without the label or prompt, which guidance needs; this halves the transformer's work. Without this "
-        "cache, runs are slower and more exact.",
+        more="The other choices gave worse images in the paper. Their rows in the paper's Table 3 are: "
+             "*most-similar* IV, *random* III, *undecided* II and *decided* I. The paper names a choice after the "
+             "tokens that are cached; our names say which tokens are computed. With *undecided* or *decided*, "
+             "*computed_ratio* has no effect: the decoder computes all undecided or all decided tokens, but not the "
+             "extra rows of its input that hold the class (these rows are not tokens of the image).")
+    condition_cache: bool = knob(True, "Guidance needs the difference between the predictions with and without the "
+                                       "label or prompt. The cache reuses this difference until the next full "
+                                       "computation, which halves the transformer's work. Without this cache, runs "
+                                       "are slower and more exact.",
         advanced=True,
         more="Guidance compares the unconditional prediction with the prediction for the label or prompt. Between two "
             "full computations, only the prediction for the label or prompt is computed. The difference between the "
@@ -83,8 +85,8 @@ class CacheSettings(Guarantees):
     encoder_cache: bool = knob(True, "Reuse the encoder's results for the tokens that were decided earlier, as the "
         "published code does. Without this cache, runs are slower and more exact.",
         advanced=True,
-        more="The cache holds the keys and values of the encoder's attention layers, and for Harmon and UniPic also "
-            "those of the language model. The paper does not mention this cache.")
+        more="The cache holds the keys and values of the encoder's attention layers and, for Harmon and UniPic, "
+             "also the keys and values of the language model. The paper does not mention this cache.")
 
     @property
     def approximates(self) -> bool:
@@ -112,12 +114,21 @@ def head_period(settings: CacheSettings, steps: int) -> int:
 
 @dataclass(frozen=True)
 class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
-    """Settings of MAR with LazyMAR's caches: MAR's fields come first, then the caches', and speculation last."""
+    """Settings of MAR with LazyMAR's caches: MAR's fields come first, then the caches', and speculation last. For the
+    order of the base classes see :func:`with_cache_settings`.
+    """
 
 
 def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
     """A class of settings that has the fields of ``kind``, a sampler's class of settings, and then the fields of
-    LazyMAR's caches.
+    LazyMAR's caches. For example, with_cache_settings(GtRSettings) is the same as::
+
+        @dataclass(frozen=True)
+        class GtRLazyMARSettings(CacheSettings, GtRSettings):
+            sampler_settings = GtRSettings
+
+    A dataclass takes the fields of its last base class first. Of two properties or methods with the same name, Python
+    takes the one of the first base class, whose ``super()`` is then the other base class.
     """
     about = {
         "__doc__": f"{kind.__name__} with the settings of LazyMAR's caches.",
@@ -125,5 +136,4 @@ def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
         "sampler_settings": kind,
     }
     name = kind.__name__.removesuffix("Settings") + "LazyMARSettings"
-    # A dataclass takes the fields of its last base first, so the fields of ``kind`` come first.
     return make_dataclass(name, [], bases=(CacheSettings, kind), namespace=about, frozen=True)

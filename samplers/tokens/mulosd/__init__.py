@@ -10,7 +10,8 @@ of *cells*, one token each. It is generated in *blocks*, some rows at a time. Ea
    is rejected. R_T is the set of rejected cells (``verification.py`` and ``acceptance.py``).
 4. R_T is expanded by a radius l, but not to cells before the first rejected cell. The result, R_X, consists of separate
    *islands* (``islands.py``).
-5. The target resamples all islands in parallel, in *waves*. A wave is the set of cells that one pass resamples.
+5. The target resamples all islands in parallel, in *waves*. A wave is the set of cells that one pass resamples
+   (``waves.py``).
 6. The block is final. If rows are left, the down-sampler D_r reduces the block, and the draft model continues from the
    result.
 
@@ -44,20 +45,18 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ....errors import UserError
 from ....networks.llama import TokenModel
 from ....networks.torch_state import in_own_state
 from ...conditioning import AnyCondition
 from ...engine import Sampler, remark_draft
 from ..canvas import TokenCanvas, token_canvas
-from ..checks import expect_raster
-from ..defaults import sampling_of
 from ..llamagen import decode_schedule
 from ..prepare import PreparedCondition
 from ..schedule import raster
 from ..token_noise import TokenNoise
 from .acceptance import codebook_neighbours
 from .blocks import BlockDrafter, blocks_of, enlarge_draft, reduce_result
+from .checks import check, check_grids, check_pair
 from .islands import Repair, islands_of_all, repair_of
 from .settings import MuLoSDSettings
 from .upsampling import UpSampling
@@ -113,7 +112,7 @@ def mulosd(
     nearest = settings.neighbours_among(target.net.config.vocab)
     neighbours = codebook_neighbours(up_sampler.tokenizer_net.quantize, nearest, canvas.device)
     drafter = BlockDrafter(canvas, draft, condition, blocks)
-    verifier = BlockVerifier(canvas, prepared, neighbours, drafter.look)
+    verifier = BlockVerifier(canvas, prepared, neighbours)
     repairs: list[Repair] = []
 
     canvas.total = 2 * canvas.cells  # each cell counts twice, see Block
@@ -158,72 +157,3 @@ def _without_draft(canvas: TokenCanvas, condition: PreparedCondition) -> Sampler
     step = result.report.maps["step"]
     result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
     return result
-
-
-# ------------------------------------------------------------ whether models and settings fit
-
-
-def check(target: TokenModel, settings: MuLoSDSettings) -> None:
-    """Check the settings for a target model, before anything is loaded or computed.
-
-    Raises:
-        UserError: so many neighbours that nothing can be rejected, or guidance although the model was trained without a
-            null class.
-    """
-    sampling_of(settings, target)
-    check_neighbours(settings, target.net.config.vocab)
-
-
-def check_pair(target: TokenModel, draft: TokenModel, *, codes: int, sampler: str) -> None:
-    """Check that two models generate the codes of one tokenizer, which has ``codes`` codes, in raster order.
-
-    ``sampler``: the sampler's title, for the message.
-
-    Raises:
-        UserError: a PAR, a Janus, or a model with a different number of codes.
-    """
-    why_no_janus = f"{sampler} needs a model of a smaller image, which no Janus draws"
-    expect_raster(sampler, target, draft, why_no_janus=why_no_janus)
-    of_target = target.net.config.vocab
-    of_draft = draft.net.config.vocab
-    if of_draft != of_target:
-        raise UserError(
-            f"draft: {draft.name} has {of_draft} codes, but {target.name} has {of_target}; choose two models that use "
-            "the same VQ tokenizer."
-        )
-
-    if of_target != codes:
-        raise UserError(
-            f"decoder: this VQ tokenizer has {codes} codes, but {target.name} has {of_target}; choose the VQ tokenizer "
-            "that the model was trained with."
-        )
-
-
-def check_grids(target: TokenModel, draft: TokenModel) -> int:
-    """Return r, the side of the target's grid divided by the side of the draft's grid.
-
-    Raises:
-        UserError: r is not an integer above 1.
-    """
-    ratio, rest = divmod(target.grid, draft.grid)
-    if rest or ratio < 2:
-        raise UserError(
-            f"draft: {draft.name} generates {draft.grid} x {draft.grid} tokens, but {target.name} generates "
-            f"{target.grid} x {target.grid}; choose a draft model whose images have a half, a third or a quarter of "
-            "the target's side."
-        )
-    return ratio
-
-
-def check_neighbours(settings: MuLoSDSettings, codes: int) -> None:
-    """Check the number of neighbours in a codebook with ``codes`` codes.
-
-    Raises:
-        UserError: so many neighbours that nothing can be rejected.
-    """
-    nearest = settings.neighbours_among(codes)
-    if nearest >= codes - 1:
-        raise UserError(
-            f"neighbours: with {nearest} neighbours, every one of the {codes} codes would count as similar, so no "
-            f"draft could be rejected; choose at most {codes - 2}."
-        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -20,8 +20,9 @@ from ...engine import Step, run_passes
 from ..cache_slots import serial_table, window_table
 from ..canvas import TokenCanvas, blank_canvas
 from ..defaults import sampling_of
+from ..device_table import plan_from_table
 from ..jacobi import jacobi_calls
-from ..looks import ScheduleLook, plan_from_table
+from ..looks import ScheduleLook
 from ..prepare import prepare
 from ..sampling import TokenDraw
 from ..schedule import Schedule, next_token_passes
@@ -128,58 +129,40 @@ class BlockDrafter:
 
     Attributes:
         canvas: the draft model's images.
-        block: the block that is being generated.
     """
 
     def __init__(
         self, target_canvas: TokenCanvas, model: TokenModel, condition: AnyCondition, blocks: Sequence[Block]
     ) -> None:
-        self.target_canvas = target_canvas
-        self.block = blocks[0]
-
-        # cfg_interval counts tokens, and the draft has fewer. Guidance then ends after the same part of both images.
-        settings: MuLoSDSettings = target_canvas.settings
-        if settings.cfg_interval is not None:
-            settings = replace(settings, cfg_interval=settings.cfg_interval // self.block.ratio**2)
-
         prepared = prepare(model, condition, model.device)
-        sampling = sampling_of(settings, model)
-        self.canvas = blank_canvas(
-            model,
-            model.grid,
-            settings,
-            sampling,
-            target_canvas.noise,
-            target_canvas.report,
-            target_canvas.clock,
-            phases=("draft", "draft"),
-        )
+        self.target_canvas = target_canvas
+        self.canvas = draft_canvas(target_canvas, model, ratio=blocks[0].ratio)
         self.draw = TokenDraw(self.canvas, stream="draft")
-
-        self.window_width = settings.draft_parallel
+        self.window_width = target_canvas.settings.draft_parallel
         # In windows, a finished image leaves the batch, unless a later block needs its keys and values.
         self.images_may_leave = len(blocks) == 1
 
-        # One cache serves all blocks, so it has the slots that the largest block needs. In windows, stand-ins and
-        # padding have slots of their own.
-        if self.in_windows:
-            slots = max(window_table(block.schedule).slots for block in blocks)
-        else:
-            slots = max(serial_table(block.schedule).slots_without_padding for block in blocks)
-
         # With guidance, the prefill and all serial passes read the null condition, whatever cfg_interval is. The cache
         # then has the null condition's branch for all blocks.
-        last_guided = math.inf if sampling.uses_guidance else -1
-        self.look = ScheduleLook(self.canvas, prepared, self.block.schedule, last_guided, slots=slots)
+        last_guided = math.inf if self.canvas.sampling.uses_guidance else -1
+        slots = self._slots_for(blocks)
+        self.look = ScheduleLook(self.canvas, prepared, blocks[0].schedule, last_guided, slots=slots)
 
     @property
     def in_windows(self) -> bool:
         """Whether the draft model generates in windows of several passes."""
         return self.window_width > 1
 
+    def _slots_for(self, blocks: Sequence[Block]) -> int:
+        """Number of image slots of the cache. One cache serves all blocks, so it has the slots that the largest block
+        needs. In windows, stand-ins and padding have slots of their own.
+        """
+        if self.in_windows:
+            return max(window_table(block.schedule).slots for block in blocks)
+        return max(serial_table(block.schedule).slots_without_padding for block in blocks)
+
     def generate(self, block: Block) -> Iterator[Step]:
-        """Step 1: generate the draft rows of a block."""
-        self.block = block
+        """Step 1: generate the draft rows of a block. Yields a step after every pass of the draft model."""
         self.draw.follow(block.schedule)
         if self.in_windows:
             yield from self._generate_in_windows(block)
@@ -192,41 +175,62 @@ class BlockDrafter:
         if not block.is_first:
             del plan[0]  # it decides nothing: the prefill of the first block has already read the condition
             self.look.follow(block.schedule)
-        yield from run_passes(self.canvas, plan, self.look, self.draw, self.count_and_yield_step)
+        yield_step = partial(self._count_and_yield_step, block)
+        yield from run_passes(self.canvas, plan, self.look, self.draw, yield_step)
 
     def _generate_in_windows(self, block: Block) -> Iterator[Step]:
         """Generate a block in windows of passes. In the first block, the first pass is the prefill, which runs before
         the windows.
         """
+        yield_step = partial(self._count_and_yield_step, block)
         if block.is_first:
             plan = plan_from_table(window_table(block.schedule), self.canvas.device)
-            yield from run_passes(self.canvas, {0: plan[0]}, self.look, self.draw, self.count_and_yield_step)
+            yield from run_passes(self.canvas, {0: plan[0]}, self.look, self.draw, yield_step)
 
         calls = jacobi_calls(
             self.canvas, self.look, self.draw, block.schedule, self.window_width, self.images_may_leave
         )
         for done, _ in enumerate(calls, 1 + block.is_first):
-            yield from self.count_and_yield_step(done)
+            yield from yield_step(done)
 
-    def count_and_yield_step(self, done: int) -> Iterator[Step]:
-        """Count one pass of the draft model, the pass number ``done`` of its block, and yield the partial result."""
+    def _count_and_yield_step(self, block: Block, done: int) -> Iterator[Step]:
+        """Count one pass of the draft model, the pass number ``done`` of the block, and yield the partial result."""
         self.canvas.report.add(draft_passes=1)
-        return self.target_canvas.yield_step(self.block.progress_of_draft(done), self.view_with_draft)
+        return self.target_canvas.yield_step(block.progress_of_draft(done), partial(self._view_with_draft, block))
 
     @torch.inference_mode(False)
-    def view_with_draft(self) -> tuple[Tensor, Tensor]:
-        """The target's tokens, but the draft's tokens in the block that is being generated. Each draft token is
+    def _view_with_draft(self, block: Block) -> tuple[Tensor, Tensor]:
+        """The target's tokens, but the draft's tokens in the ``block`` that is being generated. Each draft token is
         repeated over the cells that it covers.
 
         Returns codes, int64 [B, G, G] for a target of G x G cells, and which cells are decided or drafted, bool.
         """
-        ratio = self.block.ratio
+        ratio = block.ratio
         tokens, decided = self.target_canvas.view()
         draft_tokens, drafted = (
             values.repeat_interleave(ratio, 1).repeat_interleave(ratio, 2) for values in self.canvas.view()
         )
-        drafted[:, : self.block.draft_rows.start * ratio] = False
+        drafted[:, : block.draft_rows.start * ratio] = False
         return torch.where(drafted, draft_tokens, tokens), decided | drafted
+
+
+def draft_canvas(target_canvas: TokenCanvas, model: TokenModel, ratio: int) -> TokenCanvas:
+    """The blank canvas of the draft ``model``. It shares the target's noise, report and clock. ``ratio``: r."""
+    settings: MuLoSDSettings = target_canvas.settings
+    # cfg_interval counts tokens, and the draft has fewer. Guidance then ends after the same part of both images.
+    if settings.cfg_interval is not None:
+        settings = replace(settings, cfg_interval=settings.cfg_interval // ratio**2)
+
+    return blank_canvas(
+        model,
+        settings,
+        target_canvas.noise,
+        target_canvas.report,
+        target_canvas.clock,
+        side=model.grid,
+        sampling=sampling_of(settings, model),
+        phases=("draft", "draft"),
+    )
 
 
 def enlarge_draft(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenCanvas, up_sampler: UpSampling) -> None:

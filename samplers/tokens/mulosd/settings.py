@@ -8,7 +8,7 @@ from typing import ClassVar
 from ...settings import knob
 from ..settings import TokenSettings, cfg_knob, entropy_temperature_knob, top_k_knob
 
-# In each field, the default and the tooltip come first, then the range.
+# In each field: first the default and the tooltip, then the range.
 # fmt: off
 
 # Choices of the setting "resample_order".
@@ -51,18 +51,18 @@ class MuLoSDSettings(TokenSettings):
         "like the large model's. Usual: 0.9 to 0.98; at 0, tau decides.",
         low=0.0, high=1.0, step=0.01, advanced=True,
         more="The tokens around a rejected token (see *expansion*) are resampled too. With *expansion* 1, if "
-            "rejected tokens were spread at random over a 32 x 32 grid, an *acceptance_target* of 0.7 would resample "
-            "95% of all tokens, and one of 0.95 would resample 35%.")
+             "rejected tokens were spread at random over a 32 x 32 grid, an *acceptance_target* of 0.7 would "
+             "resample 95% of all tokens, and an acceptance_target of 0.95 would resample 36%.")
     neighbours: int | None = knob(None,
         "Number of similar codes whose probability is added to the probability of the draft code; with more "
-        "neighbours, more of the draft is accepted. Usual: 1000 of 16,384 codes, or the same share of another number "
-        "of codes; at 0, tau must be much lower.",
+        "neighbours, more of the draft is accepted. Usual: 1000 if the model has 16,384 codes, otherwise the same "
+        "share of the model's codes; at 0, tau must be much lower.",
         low=0, high=65536, step=1, full_size_value=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True,
-        more="For the demo's 512 codes, this share is 31.")
+        more="For the demo's 512 codes, this share is 31 codes.")
     draft_rows: int = knob(4,
         "Number of rows of the small image that are drafted before the large model verifies them; fewer rows are "
-        "slower. The next rows are drafted from the result. Usual: 4 to 8 (our choice, because the paper gives no "
-        "number); at 0, the whole image is drafted first.",
+        "slower. The draft model drafts the next rows from the large model's result. Usual: 4 to 8 (our choice, "
+        "because the paper gives no number); at 0, the whole image is drafted first.",
         low=0, high=256, step=1, advanced=True,
         more="With fewer rows, the sampler also accepts fewer draft tokens, because the last row of each part is "
             "enlarged before the row below it exists.")
@@ -72,9 +72,9 @@ class MuLoSDSettings(TokenSettings):
         low=0, high=256, step=1, advanced=True,
         more="The setting works like *window* of ZipAR Sampler.")
     resample_window: int = knob(8,
-        "Number of tokens of a row of a resampled area that the large model decides before it starts the next row of "
-        "the area. Usual: 4 to 16; at 0, which is slower, the tokens of an area are resampled one after another, but "
-        "separate areas are still resampled at the same time.",
+        "In a resampled area, the large model decides this many tokens of a row before it starts the next row. "
+        "Usual: 4 to 16; at 0, which is slower, the tokens of an area are resampled one after another, but separate "
+        "areas are still resampled at the same time.",
         low=0, high=256, step=1, advanced=True)
     resample_order: str = knob(AT_ONCE,
         "With islands at once, separate areas are resampled at the same time, as in the paper. one by one is slower: "

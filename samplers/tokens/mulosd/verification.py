@@ -1,8 +1,8 @@
 """MuLo-SD's target: one pass verifies the drafts of a block, and further passes resample the block's islands.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). A *draft* is the
-draft token of a cell. ``acceptance.py`` decides which drafts are accepted. ``islands.py`` decides which cells each pass
-resamples, and explains *islands* and *waves*. The numbers 3 to 5 are the steps of a cycle, see ``__init__.py``.
+draft token of a cell. ``acceptance.py`` decides which drafts are accepted, ``islands.py`` which cells are resampled,
+and ``waves.py`` in which pass. The numbers 3 to 5 are the steps of a cycle, see ``__init__.py``.
 
 Shapes: B images; R batch rows, which are B or, with guidance, 2 B; G x G cells of the target's grid; n cells of a block
 of h rows; m fed tokens; C channels; V codes, each with k neighbours.
@@ -20,13 +20,15 @@ from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED
 from ...engine import Verdict
 from ..canvas import TokenCanvas
-from ..looks import CachedTransformer, FedRows, chosen_rows
+from ..device_table import FedRows
+from ..looks import CachedTransformer, chosen_rows
 from ..prepare import PreparedCondition
 from ..sampling import TokenDraw, guidance_at, tempered
 from .acceptance import pooled, reject_all_but_share
 from .blocks import Block
-from .islands import Repair, WavePass, wave_passes
+from .islands import Repair
 from .settings import MuLoSDSettings
+from .waves import WavePass, later_wave_passes, left_aligned
 
 # How many logits are computed at once, for all batch rows together: they take 64 MiB in fp32.
 _LOGITS_AT_ONCE = 1 << 24
@@ -39,23 +41,15 @@ class BlockVerifier:
         canvas: the target's images.
         condition: the packed condition.
         neighbours: the table of neighbours, int32 [V, 1 + k], see :func:`.acceptance.nearest_codes`.
-        draft_transformer: the draft model's transformer. Passes of both models are numbered together.
     """
 
-    def __init__(
-        self,
-        canvas: TokenCanvas,
-        condition: PreparedCondition,
-        neighbours: Tensor,
-        draft_transformer: CachedTransformer,
-    ):
+    def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, neighbours: Tensor):
         self.canvas = canvas
         self.settings: MuLoSDSettings = canvas.settings
         self.transformer = CachedTransformer(canvas, condition)
         self.reads_null = canvas.sampling.uses_guidance  # whether the transformer also reads the null condition
         self.draw = TokenDraw(canvas)
         self.neighbours = neighbours
-        self.draft_transformer = draft_transformer
         self.pools: list[Tensor] = []  # for every block so far its pooled probabilities, fp32 [B * n]
 
     # ------------------------------------------------------------ 3. verification
@@ -129,8 +123,10 @@ class BlockVerifier:
 
     @property
     def newest_pass(self) -> int:
-        """The number of the latest pass of either model, counted from 0 over the passes of both models."""
-        return self.draft_transformer.passes + self.transformer.passes - 1
+        """The number of the latest pass of either model, counted from 0 over the passes of both models, which share
+        the report.
+        """
+        return self.canvas.report.counts["transformer_passes"] - 1
 
     def accept(self, block: Block, repair: Repair) -> None:
         """Step 4: decide the drafts of a block that are not resampled. The pass that has verified them counts as the
@@ -146,31 +142,39 @@ class BlockVerifier:
     # ------------------------------------------------------------ 5. resampling
 
     def resample(self, block: Block, hidden: Tensor, repair: Repair) -> Iterator[tuple[int, Verdict]]:
-        """Step 5: resample the islands of a block, one wave per pass. After every pass, yields the progress, see
-        :class:`Block`, and what the pass decides.
+        """Step 5: resample the islands of a block, one wave per pass. After every wave, yields the progress, see
+        :class:`Block`, and what the wave decides.
 
-        ``hidden``: from :meth:`verify`, [R, n, C]. These rows predict all cells of the block, so the first wave feeds
-        nothing.
+        ``hidden``: from :meth:`verify`, [R, n, C]. These rows predict all cells of the block, so the first wave needs
+        no pass of its own. It is yielded even if no cell is resampled.
         """
         canvas = self.canvas
         outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]
-        waves = wave_passes(repair.wave_of_cell.reshape(canvas.images, -1), block.cells.start, canvas.cells)
+        wave_of_cell = np.full((canvas.images, canvas.cells), -1)
+        wave_of_cell[:, block.cells.start : block.cells.stop] = repair.wave_of_cell.reshape(canvas.images, -1)
+        later_waves = later_wave_passes(wave_of_cell, block.cells.stop)
 
-        for done, wave in enumerate(waves, 1):
-            if done > 1:
-                hidden = self.feed_wave(wave)
+        def index_in_block(cells: Tensor) -> Tensor:
+            return (cells - block.cells.start).clamp(max=len(block.cells) - 1)  # for padding: an arbitrary index
+
+        def decided(done: int, cells: Tensor, values: Tensor) -> tuple[int, Verdict]:
+            verdict = Verdict(cells, values, self.newest_pass, outcome.gather(1, index_in_block(cells)))
+            return block.progress_of_repair(done, 1 + len(later_waves)), verdict
+
+        cells = to_device(left_aligned(wave_of_cell == 0, padding=canvas.cells), canvas.device)
+        yield decided(1, cells, self.sample(hidden, index_in_block(cells), cells))
+
+        for done, wave in enumerate(later_waves, 2):
+            hidden = self.feed_wave(wave)
             cells = to_device(wave.cells, canvas.device)
-            values = self.sample(hidden, to_device(wave.predicted_by, canvas.device), cells)
-
-            in_block = (cells - block.cells.start).clamp(max=len(block.cells) - 1)  # padding: an arbitrary index
-            verdict = Verdict(cells, values, self.newest_pass, outcome.gather(1, in_block))
-            yield block.progress_of_repair(done, len(waves)), verdict
+            yield decided(done, cells, self.sample(hidden, to_device(wave.predicted_by, canvas.device), cells))
 
     def feed_wave(self, wave: WavePass) -> Tensor:
         """Feed the cells that a wave needs, see :class:`WavePass`. Returns their hidden rows, [R, m, C]."""
         canvas = self.canvas
         fed = to_device(wave.fed, canvas.device)
-        position = to_device(wave.position, canvas.device)
+        # The table of positions has no entry for the last cell, which is fed only as padding.
+        position = fed.clamp(max=canvas.cells - 2)
         with canvas.clock.phase("transformer"):
             rows = causal_rows(fed, position, self.transformer.cache.prefix, wave.end)
             return self.transformer.feed(canvas.values, rows, self.reads_null)

@@ -40,12 +40,12 @@ def draw(model, settings=FEW, images=(0,), labels=(1,), seed=5, **more):
 def test_the_steps_by_hand():
     """Two steps: t = 0 and 0.475, dt = 0.475. a = 1 - dt ((1 + t) / (1 - t) + 1), b = dt (1 + t) / (1 - t)."""
     found = head_calls(2)
-    numbers = [(step.x_coefficient, step.data_coefficient, math.exp(step.middle)) for step in found.steps]
+    numbers = [(step.x_coefficient, step.data_coefficient, math.exp(step.log_std_middle)) for step in found.steps]
     assert found.times == pytest.approx((0.0, 0.475, 0.95))
     assert numbers[0] == pytest.approx((0.05, 0.475, 0.974679434))
     assert numbers[1] == pytest.approx((-0.809523810, 1.334523810, 0.706222911))
     assert numbers[2] == (0, 1, 0), "the prediction"
-    assert all(step.data_x == step.slope == 0 and step.data_out == 1 for step in found.steps)
+    assert all(step.data_x == step.log_std_per_logit == 0 and step.data_per_prediction == 1 for step in found.steps)
 
 
 def test_a_time_shift_moves_all_times_but_the_last_evaluation():

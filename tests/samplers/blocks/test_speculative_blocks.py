@@ -15,7 +15,7 @@ from fastar_nodes.model_loaders.bitdance.loader import load_bitdance
 from fastar_nodes.networks.bitdance import Head
 from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers import chain, coupling, speculation
+from fastar_nodes.samplers import chain, coupling, diffusion_steps, speculation
 from fastar_nodes.samplers.blocks import bitdance as module
 from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.diffusion import euler_maruyama, head_calls
@@ -61,7 +61,7 @@ class Affine:
 def toy_rows(start, noise, made, given=None, dtype=torch.float32):
     """Rows of the toy head, with guidance; ``given``: the first token of every block, None for none."""
     times = torch.tensor(made.times, dtype=dtype)
-    table = chain.step_table(made.steps, times[:, None])
+    table = diffusion_steps.step_table(made.steps, times[:, None])
     table = replace(table, numbers=table.numbers.to(dtype))
     free = torch.tensor([[False], [True]]).expand(len(start), -1, -1)
     known = None if given is None else chain.FixedTokens(times, start, torch.full_like(start, given), free)
@@ -83,7 +83,7 @@ def noisy_last(of: int):
 
 def draws_of(made) -> int:
     """Noises that a diffusion takes."""
-    return sum(step.middle > -math.inf for step in made.steps)
+    return sum(step.log_std_middle > -math.inf for step in made.steps)
 
 
 def moments(made, given) -> tuple[torch.Tensor, torch.Tensor]:

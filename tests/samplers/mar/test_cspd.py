@@ -18,8 +18,9 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
-from fastar_nodes.samplers.mar.mar import FullTransformer, Transformer, mar
+from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.mar.transformer import FullTransformer, Transformer
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar, toy_mar

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.samplers.mar.canvas import Tokens
 from fastar_nodes.samplers.mar.cspd.densities import (
     TRIES,
     LastStep,
@@ -17,6 +16,7 @@ from fastar_nodes.samplers.mar.cspd.densities import (
     log_ratio,
 )
 from fastar_nodes.samplers.mar.cspd.published import PUBLISHED_RULE
+from fastar_nodes.samplers.mar.tokens import Tokens
 
 
 def published(inner: float) -> Rule:

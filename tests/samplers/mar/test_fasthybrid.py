@@ -12,11 +12,13 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
+from fastar_nodes.samplers.mar.diffusion import annealed_tables
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.fasthybrid.refinement import Guided, guidance_weights
 from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
-from fastar_nodes.samplers.mar.mar import FullTransformer, annealed_tables, mar
+from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
 from mar_reference import cosine_tables, reference
 from stepping import stepped

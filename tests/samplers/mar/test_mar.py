@@ -11,11 +11,11 @@ from fastar_nodes.samplers.annealing import annealed_steps
 from fastar_nodes.samplers.chain import guide
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import mar as sampler
-from fastar_nodes.samplers.mar.canvas import Order
+from fastar_nodes.samplers.mar import diffusion
 from fastar_nodes.samplers.mar.lazy import lazymar
 from fastar_nodes.samplers.mar.lazy.settings import LazyMARSettings
 from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.order import Order
 from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import constants, respaced_timesteps, respacing
@@ -62,7 +62,7 @@ def test_modulations_of_as_many_steps_as_fit_the_budget_are_computed_at_once(mod
     monkeypatch.setattr(head, "modulations", lambda self, x: sizes.append(len(x)) or inner(self, x))
     found = []
     for budget in (4 * 64 * 8 * 16, 4 * 64 * 8 * 16 - 1, 1):
-        monkeypatch.setattr(sampler, "BUDGET", budget)
+        monkeypatch.setattr(diffusion, "BUDGET", budget)
         found.append(run(model, steps=1).latents)
     torch.testing.assert_close(torch.stack(found[1:]), found[0].expand(2, -1, -1, -1, -1), rtol=1e-5, atol=1e-5)
     assert sizes == [4, 4, 1, 3, 3, 3, *[1] * 9]
@@ -105,7 +105,7 @@ def test_the_number_of_masked_tokens_is_rounded_to_fp32_before_the_floor(tokens,
 
 
 def raster(**settings) -> Order:
-    return Order(torch.arange(16)[None], MARSettings(steps=4, cfg=3.0, **settings))
+    return Order(torch.arange(15, -1, -1)[None], MARSettings(steps=4, cfg=3.0, **settings))
 
 
 def test_the_guidance_scale_grows_with_the_decided_tokens():
@@ -157,8 +157,8 @@ def test_every_order_is_a_permutation_whatever_the_batch(name):
 
 
 def revealed(order: str, *random: int) -> list[int]:
-    """Positions in the order in which they are decided, of an image with this random order."""
-    return ORDERS[order](torch.tensor([random])).flip(1)[0].tolist()
+    """Positions in the order in which they are decided, of an image with this random order, its first entry last."""
+    return ORDERS[order](torch.tensor([random]).flip(1))[0].tolist()
 
 
 def test_raster_by_hand():
@@ -315,5 +315,5 @@ def test_one_timestep_has_the_log_variances_of_the_trained_schedule():
     assert respaced_timesteps(1) == [0] and respacing(2, 0).timestep_map.tolist() == [0]
     assert constants([0]).posterior_log_variance_clipped.tolist() == pytest.approx([-10.7340825])
     numbers = respacing(1).steps[0]
-    assert numbers.middle == pytest.approx((-10.7340825 - 10.0950301) / 4)
-    assert numbers.slope == pytest.approx((-10.0950301 + 10.7340825) / 4)
+    assert numbers.log_std_middle == pytest.approx((-10.7340825 - 10.0950301) / 4)
+    assert numbers.log_std_per_logit == pytest.approx((-10.0950301 + 10.7340825) / 4)

@@ -14,11 +14,11 @@ from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.networks.mar import DiffusionHead
 from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers import chain
+from fastar_nodes.samplers import chain, diffusion_steps, heads
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import mar as sampler
+from fastar_nodes.samplers.mar import diffusion
 from fastar_nodes.samplers.mar.lazy import LazyTransformer
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.mar.mar import mar
@@ -86,7 +86,7 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
     whole = run(model, **short)
     for budget, states in ((2 * 2 * 8 * 16, 2), (2 * 2 * 8 * 16 - 1, 1), (1, 1)):
         sizes.clear()
-        monkeypatch.setattr(sampler, "BUDGET", budget)
+        monkeypatch.setattr(diffusion, "BUDGET", budget)
         parts = run(model, **short)
         torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
         assert max(sizes) == states and 2 * sum(sizes) == whole.report.counts["head_rows"]
@@ -107,10 +107,15 @@ def test_redraws_go_on_until_one_is_kept():
     replaces a draft lies there.
     """
     rows = 20_000
-    noisy = chain.DiffusionStep(
-        data_x=0.0, data_out=1.0, x_coefficient=0.0, data_coefficient=1.0, middle=0.0, slope=1.0
+    noisy = diffusion_steps.DiffusionStep(
+        data_x=0.0,
+        data_per_prediction=1.0,
+        x_coefficient=0.0,
+        data_coefficient=1.0,
+        log_std_middle=0.0,
+        log_std_per_logit=1.0,
     )
-    table = chain.step_table([noisy, noisy._replace(middle=-math.inf)], torch.zeros(2, 1))
+    table = diffusion_steps.step_table([noisy, noisy._replace(log_std_middle=-math.inf)], torch.zeros(2, 1))
     zeros = torch.zeros(rows, 1)
     chains = chain.DiffusionBatch(zeros[None], torch.ones(rows, 1), zeros, torch.zeros(2, rows, 1), table)
     keys = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(0))
@@ -158,13 +163,13 @@ def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
     made = []
     modulations = DiffusionHead.modulations
     monkeypatch.setattr(DiffusionHead, "modulations", lambda self, e: made.append(e.shape) or modulations(self, e))
-    table = chain.step_table(respacing(5, 950).without_last_noise, torch.zeros(5, 16))
+    table = diffusion_steps.step_table(respacing(5, 950).without_last_noise, torch.zeros(5, 16))
     rows = chain.DiffusionBatch(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
     index = torch.tensor([0, 2, 1]), torch.tensor([4, 0, 2])
     outs = []
     for budget, shapes in ((5 * 6 * width, [(5, 2, 3, 16)]), (5 * 6 * width - 1, [(2, 3, 16)] * 2)):
         made.clear()
-        head = chain.HeadAtStates(net, net.head, rows, Report("mar", "tiny", {}, None, 1, "cpu"), budget)
+        head = heads.HeadAtStates(net, net.head, rows, Report("mar", "tiny", {}, None, 1, "cpu"), budget)
         outs += [head.at_states(*index, torch.ones(3, 4)), head.at_states(*index, torch.ones(3, 4))]
         assert made == shapes
     for out in outs[1:]:

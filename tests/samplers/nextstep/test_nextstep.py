@@ -10,7 +10,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.nextstep import NextStepModel, to_latents, to_tokens
-from fastar_nodes.samplers import chain
+from fastar_nodes.samplers import diffusion_steps
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
@@ -45,10 +45,10 @@ def close(found, expected):
 # ------------------------------------------------------------------------------------------------ steps by hand
 
 
-def written(step: chain.DiffusionStep, t: float) -> tuple[float, float, float]:
+def written(step: diffusion_steps.DiffusionStep, t: float) -> tuple[float, float, float]:
     """The factors of x, velocity and noise of a step, whose data is x + (1 - t) velocity."""
-    assert (step.data_x, step.data_out) == (1.0, 1 - t) and step.slope == 0
-    return step.x_coefficient + step.data_coefficient, step.data_coefficient * (1 - t), math.exp(step.middle)
+    assert (step.data_x, step.data_per_prediction) == (1.0, 1 - t) and step.log_std_per_logit == 0
+    return step.x_coefficient + step.data_coefficient, step.data_coefficient * (1 - t), math.exp(step.log_std_middle)
 
 
 def test_em_by_hand():
@@ -95,9 +95,8 @@ def test_every_number_of_steps_is_finite(solver, count):
     found = flow(solver, count, 0.3)
     numbers = [number for step in found.steps for number in step[:4]]
     assert len(found.steps) == len(found.times) == count and all(map(math.isfinite, numbers))
-    assert sum(step.middle > -math.inf for step in found.steps) == {"em": count - 1, "ode": 0, "cps": count - 1}.get(
-        solver, count
-    )
+    noisy = sum(step.log_std_middle > -math.inf for step in found.steps)
+    assert noisy == {"em": count - 1, "ode": 0, "cps": count - 1}.get(solver, count)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +215,7 @@ def test_a_run_without_noise_follows_the_means(model):
     condition = PromptCondition(("a boat",))
     silent = finish(nextstep(model, condition, FEW, Silent(5, (0,)))).latents
     made = module.flow("em0", 4)
-    means = replace(made, steps=tuple(step._replace(middle=-math.inf) for step in made.steps))
+    means = replace(made, steps=tuple(step._replace(log_std_middle=-math.inf) for step in made.steps))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "flow", lambda *_: means)
         assert torch.equal(draw(model, texts=("a boat",)).latents, silent)

@@ -12,12 +12,13 @@ import pytest
 import torch
 from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers import chain, coupling
+from fastar_nodes.samplers import chain, coupling, diffusion_steps
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.coupling import Coupled
+from fastar_nodes.samplers.diffusion_steps import HeadCalls
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.nextstep import nextstep as module
-from fastar_nodes.samplers.nextstep.flow import SOLVERS, Flow, flow
+from fastar_nodes.samplers.nextstep.flow import SOLVERS, flow
 from fastar_nodes.samplers.nextstep.nextstep import nextstep
 from fastar_nodes.samplers.nextstep.settings import NextStepSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
@@ -76,15 +77,17 @@ class Affine:
         return chain.advance(inputs, self(inputs.x))
 
 
-def rows_of(start, noise, made: Flow, branches: int, dtype=torch.float32, scale: float = 1.0) -> chain.DiffusionBatch:
+def rows_of(
+    start, noise, made: HeadCalls, branches: int, dtype=torch.float32, scale: float = 1.0
+) -> chain.DiffusionBatch:
     """Tokens of the affine head; ``scale``: of the guidance."""
-    table = chain.step_table(made.steps, torch.tensor(made.times)[:, None])
+    table = diffusion_steps.step_table(made.steps, torch.tensor(made.times)[:, None])
     table = replace(table, numbers=table.numbers.to(dtype))
     scales = torch.tensor([1.6, 1.3] if branches == 3 else [1.6], dtype=dtype) * scale
     return chain.DiffusionBatch(torch.zeros(()), scales.expand(len(start), -1), start, noise, table)
 
 
-def moments(made: Flow, branches: int) -> tuple[torch.Tensor, torch.Tensor]:
+def moments(made: HeadCalls, branches: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean [2] and covariance [2, 2] of the plain flow's token, float64.
 
     It is an affine function of the start and the noise: the mean is its value at 0, and its columns are those at every

@@ -6,6 +6,7 @@ import torch
 from fastar_nodes.networks.autoencoder import Codebook
 from fastar_nodes.samplers.tokens.mulosd import acceptance as judge
 from fastar_nodes.samplers.tokens.mulosd import islands as geometry
+from fastar_nodes.samplers.tokens.mulosd.waves import waves_of_islands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -29,7 +30,7 @@ radii, windows = st.integers(0, 4), st.none() | st.integers(1, 10)
 def test_equals_plain_loops_image_by_image(down, radius, window):
     region = geometry.expand(down, radius)
     numbered = geometry.find_islands(region)
-    wave = geometry.waves_of_islands(numbered, window)
+    wave = waves_of_islands(numbered, reach=window or down.shape[2])
     behind = geometry.suffix(down)
     assert region.dtype == behind.dtype == bool and numbered.dtype == wave.dtype == np.int32
     for i in range(len(down)):
@@ -45,7 +46,7 @@ def test_equals_plain_loops_image_by_image(down, radius, window):
 def test_without_a_window_an_island_is_in_order_and_islands_go_on_together():
     """What the text of resample_window says of 0."""
     numbered = np.array([[[1, 1, 0, 2], [1, 1, 0, 2]]])
-    assert geometry.waves_of_islands(numbered).tolist() == [[[0, 1, -1, 0], [2, 3, -1, 1]]]
+    assert waves_of_islands(numbered, reach=4).tolist() == [[[0, 1, -1, 0], [2, 3, -1, 1]]]
 
 
 def test_a_long_winding_island_is_one():

@@ -18,6 +18,7 @@ from fastar_nodes.samplers.tokens.mulosd import islands as geometry
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.mulosd.settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
+from fastar_nodes.samplers.tokens.mulosd.waves import later_wave_passes, left_aligned, waves_of_islands
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
@@ -445,28 +446,26 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
     down = np.array(data.draw(st.lists(st.booleans(), min_size=images * rows * width, max_size=images * rows * width)))
     region = geometry.expand(down.reshape(images, rows, width), 1)
     window = data.draw(st.none() | st.integers(1, 3))
-    wave = geometry.waves_of_islands(geometry.find_islands(region), window).reshape(images, -1)
+    wave = waves_of_islands(geometry.find_islands(region), window or width).reshape(images, -1)
     first, last, count = above * width, (above + rows) * width, (above + rows + 1) * width
-    plan = geometry.wave_passes(wave, first, count)
-    drawn = [[] for _ in range(images)]
-    for k, step in enumerate(plan):
+    in_grid = np.full((images, count), -1)
+    in_grid[:, first:last] = wave
+    drawn = [[c for c in row if c < count] for row in left_aligned(in_grid == 0, count).tolist()]
+    assert drawn == [(first + np.flatnonzero(row == 0)).tolist() for row in wave], "the first wave, in raster order"
+    for k, step in enumerate(later_wave_passes(in_grid, last), 1):
         for image in range(images):
             cells = [c for c in step.cells[image].tolist() if c < count]
             assert cells == sorted(first + np.flatnonzero(wave[image] == k)), "in raster order"
-            if k:
-                fed = [c for c in step.fed[image].tolist() if c < count - 1]
-                before = [first + c for c in np.flatnonzero(wave[image] == k - 1) if first + c < last - 1]
-                want = sorted({*before, *(c - 1 for c in cells)}) if cells else []
-                assert fed == want and (not fed or max(fed) < step.end)
-                assert step.position[image].tolist() == [min(c, count - 2) for c in step.fed[image]]
-                assert [fed[row] + 1 for row in step.predicted_by[image][: len(cells)]] == cells
-            else:
-                assert [first + index for index in step.predicted_by[image][: len(cells)]] == cells
+            fed = [c for c in step.fed[image].tolist() if c < count - 1]
+            before = [first + c for c in np.flatnonzero(wave[image] == k - 1) if first + c < last - 1]
+            want = sorted({*before, *(c - 1 for c in cells)}) if cells else []
+            assert fed == want and (not fed or max(fed) < step.end)
+            assert [fed[row] + 1 for row in step.predicted_by[image][: len(cells)]] == cells
             drawn[image] += cells
     for image in range(images):
         assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()
-    (only,) = geometry.wave_passes(np.full((2, 4), -1, np.int32), 0, 4)
-    assert only.cells.shape == only.fed.shape == (2, 0), "the pass of the verification, which resamples nothing"
+    nothing = np.full((2, 4), -1, np.int32)
+    assert later_wave_passes(nothing, 4) == [] and left_aligned(nothing == 0, 4).shape == (2, 0)
 
 
 class Pixels:

@@ -59,7 +59,9 @@ def test_a_given_token_of_value_0_is_given_like_any_other():
     greedy = TokenSampling(temperature=0.0)
     device = torch.device("cpu")
     model = SimpleNamespace(net=Idle(), device=device)
-    canvas = blank_canvas(model, 2, None, greedy, TokenNoise(1, (0,)), None, Clock(device), given)
+    canvas = blank_canvas(
+        model, None, TokenNoise(1, (0,)), None, Clock(device), side=2, sampling=greedy, fixed_tokens=given
+    )
     assert canvas.decided.tolist() == [[True, True, False, False]]
 
     # Code 1 is the likeliest everywhere.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.samplers.tokens.cache_slots import serial_table, window_table
-from fastar_nodes.samplers.tokens.looks import DeviceTable
+from fastar_nodes.samplers.tokens.device_table import DeviceTable
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import Pass, Row, Schedule, _stand_in, raster

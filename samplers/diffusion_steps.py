@@ -1,0 +1,134 @@
+"""The steps of a diffusion, as numbers in a table on the device.
+
+The head makes a *prediction* from the state x of a row (``chain.py``). From the prediction and x follows the *data*, an
+estimate of the row without noise. The next state is a sample from a Gaussian:
+
+    data     = data_x x + data_per_prediction prediction
+    mean     = x_coefficient x + data_coefficient data
+    log_std  = log_std_middle + log_std_per_logit logits
+    x       <- N(mean, exp(log_std)^2)
+
+The first two lines in one give the *fused* form of the mean, mean = mean_x x + mean_per_prediction prediction.
+
+MAR's prediction is the noise in x (Li et al. 2024, arXiv 2406.11838, section 3.2), and its data is x0. x_coefficient
+and data_coefficient are the factors of the posterior mean (coef2 and coef1 in the published code). MAR's head also
+predicts the logits of a learned variance. BitDance's prediction (arXiv 2602.14041) is the data, so data_x is 0 and
+data_per_prediction is 1. The variances of BitDance and NextStep (``nextstep/flow.py``) are fixed, so log_std_per_logit
+is 0. In MAR and BitDance, the state after the last step is the data itself. With some of NextStep's solvers, the last
+step adds noise like the other steps.
+
+Shapes: S steps, embeddings of times of width w. All rows may share the same steps, or each of N rows may have its own
+steps. Only in the second case, the tensors have an axis for the rows. "1 ..." stands for dimensions of size 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..networks.torch_state import to_device
+
+
+class DiffusionStep(NamedTuple):
+    """The numbers of a step, see the equations at the top of this file."""
+
+    data_x: float
+    data_per_prediction: float
+    x_coefficient: float
+    data_coefficient: float
+    log_std_middle: float  # minus infinity for no noise
+    log_std_per_logit: float  # 0 for a fixed variance
+
+
+@dataclass(frozen=True)
+class HeadCalls:
+    """The calls of BitDance's or NextStep's head for a row, and the step after each call. Time t runs from 0 (noise) to
+    1 (data).
+    """
+
+    times: tuple[float, ...]  # time t of each call
+    steps: tuple[DiffusionStep, ...]
+
+
+class StepNumbers(NamedTuple):
+    """The numbers of many steps as tensors: the fields of :class:`DiffusionStep`, then the factors of the
+    fused mean.
+    """
+
+    data_x: Tensor
+    data_per_prediction: Tensor
+    x_coefficient: Tensor
+    data_coefficient: Tensor
+    log_std_middle: Tensor
+    log_std_per_logit: Tensor
+    mean_x: Tensor
+    mean_per_prediction: Tensor
+
+
+class MeanNumbers(NamedTuple):
+    """The numbers of one step that determine mean and std of the next state, fp32 [] or [N, 1 ...] each."""
+
+    mean_x: Tensor
+    mean_per_prediction: Tensor
+    log_std_middle: Tensor
+    log_std_per_logit: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class StepTable:
+    """The numbers of S steps, on the device. The step with the most noise is first."""
+
+    # fp32 [S, 8], one column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has its own steps.
+    numbers: Tensor
+    times: Tensor  # embeddings of the steps' times, [S, w], or [S, N, w] if each row has its own steps
+    learns_variance: bool  # whether the head predicts logits of the variance
+    ends_with_noise: bool = False  # whether the last step adds noise of a fixed variance; usually it adds none
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @cached_property
+    def mean_numbers(self) -> list[MeanNumbers]:
+        """The numbers that :func:`.chain.advance` takes, for each step."""
+        *_, log_std_middle, log_std_per_logit, mean_x, mean_per_prediction = self.numbers.unbind(1)
+        return list(map(MeanNumbers, mean_x, mean_per_prediction, log_std_middle, log_std_per_logit))
+
+    def columns(self) -> StepNumbers:
+        """The numbers of all steps, fp32 [S] or [S, N, 1 ...] each."""
+        return StepNumbers(*self.numbers.unbind(1))
+
+    def some_steps(self, first: int, stop: int) -> StepTable:
+        """The steps ``first`` to ``stop - 1``."""
+        return replace(self, numbers=self.numbers[first:stop], times=self.times[first:stop])
+
+
+def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
+    """The table of ``steps``. ``times``: embeddings of the steps' times, [S, w]."""
+    rows = []
+    for step in steps:
+        mean_x = step.data_coefficient * step.data_x + step.x_coefficient
+        mean_per_prediction = step.data_coefficient * step.data_per_prediction
+        rows.append((*step, mean_x, mean_per_prediction))
+
+    learns_variance = any(step.log_std_per_logit for step in steps)
+    ends_with_noise = not learns_variance and steps[-1].log_std_middle > -math.inf
+    return StepTable(to_device(torch.tensor(rows), times.device), times, learns_variance, ends_with_noise)
+
+
+def noise_for_steps(noise: Tensor, count: int) -> Tensor:
+    """Noise [count, ...] for ``count`` steps, picked from the noise [T, ...] of T steps.
+
+    Step k takes entry k T // count. So a stage of the diffusion uses the same noise whatever the number of steps,
+    and images stay comparable.
+    """
+    if count != len(noise):
+        k = torch.arange(count, device=noise.device)
+        noise = noise[k * len(noise) // count]
+
+    return noise.contiguous()

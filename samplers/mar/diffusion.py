@@ -1,0 +1,154 @@
+"""The draw of MAR: a diffusion head samples tokens from their conditions z.
+
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. :class:`Diffusion` samples the tokens of an AR step, and
+:class:`HeadEvaluation` evaluates the head for it. Two options save work:
+
+- DiSA takes fewer diffusion steps for later tokens (:func:`annealed_tables`); the result approximates the unaccelerated
+  image (Zhao et al. 2025, arXiv 2505.20297, section 3.2, and its code).
+- Speculation drafts several diffusion steps and verifies them in one call of the head. It keeps the distribution of the
+  images (``samplers/speculation.py``).
+
+Shapes: B images, c channels of a token, C transformer width, N tokens of a batch, and P branches of guidance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from ...errors import UserError
+from ...networks.mar import BUDGET, MAR
+from ...networks.torch_state import to_device
+from ...reports.record import Report
+from ..annealing import annealed_steps
+from ..chain import ChainHead, DiffusionBatch, joined, run_chain
+from ..diffusion_steps import StepTable
+from ..heads import ChainedHead, HeadAtStates
+from ..noise import CounterRNG, row_keys
+from ..speculation import Speculation
+from .canvas import MARCanvas
+from .settings import MARBase
+from .tokens import Tokens
+
+
+class HeadEvaluation:
+    """Evaluates the diffusion head of a network, in full at every diffusion step. The derived class in ``lazy/head.py``
+    has LazyMAR's cache. The report counts the calls of the head.
+    """
+
+    def __init__(self, net: MAR, report: Report):
+        self.net = net
+        self.denoiser = net.head
+        self.report = report
+
+    def is_full(self, steps: int) -> bool:
+        """Whether a diffusion of ``steps`` steps evaluates the head in full at every step."""
+        return True
+
+    def for_chain(self, batch: DiffusionBatch) -> ChainHead:
+        """The head for a batch whose tokens take every diffusion step together, see :func:`..chain.run_chain`."""
+        return ChainedHead(self.net, self.denoiser, batch, self.report, BUDGET)
+
+    def for_speculation(self, batch: DiffusionBatch) -> HeadAtStates:
+        """The head for a batch with speculation, always evaluated in full."""
+        return HeadAtStates(self.net, self.denoiser, batch, self.report, BUDGET)
+
+    def sample(self, batch: DiffusionBatch) -> Tensor:
+        """Sample the N tokens of a batch: fp32 [N, c]. A batch without tokens or steps needs no call of the head."""
+        x = batch.x
+        if len(batch.x) and len(batch.table.times):
+            for result in run_chain(batch, self.for_chain(batch)):
+                x = result.x
+        return x
+
+    def sample_both(self, first: DiffusionBatch, second: DiffusionBatch) -> tuple[Tensor, Tensor]:
+        """Sample the tokens of two batches, fp32 [N, c] for each batch, in one loop.
+
+        The batch with more steps starts alone, and the other batch joins it for the last steps. So the number of head
+        calls is the number of steps of the longer diffusion. For example, if ``first`` has 5 steps and ``second`` 3::
+
+            head call        0  1  2  3  4
+            step of first    0  1  2  3  4
+            step of second         0  1  2
+
+        A cache of the head serves only one diffusion. With a cache, the two diffusions run one after the other.
+        """
+        # The number of steps that both batches take together.
+        together = min(len(first.table), len(second.table)) if len(first.x) and len(second.x) else 0
+        if not together or not (self.is_full(len(first.table)) and self.is_full(len(second.table))):
+            return self.sample(first), self.sample(second)
+
+        # 1. The first steps of the longer diffusion, alone. For the shorter diffusion, ``alone`` is 0.
+        remaining = []
+        for batch in (first, second):
+            alone = len(batch.table) - together
+            x = self.sample(batch.some_steps(0, alone))
+            remaining.append(replace(batch.some_steps(alone, len(batch.table)), x=x))
+
+        # 2. The remaining steps, of both diffusions together.
+        x = self.sample(joined(*remaining))
+        return x[: len(first.x)], x[len(first.x) :]
+
+
+class Diffusion:
+    """Samples the tokens of an AR step by diffusion.
+
+    Args:
+        canvas: the images.
+        head: evaluates the diffusion head.
+        tables: the diffusion steps of every AR step; with DiSA, later AR steps have fewer.
+        counted: whether the report counts the diffusion steps that speculation drafts.
+    """
+
+    def __init__(self, canvas: MARCanvas, head: HeadEvaluation, tables: Sequence[StepTable], counted: bool = True):
+        expect_full_head(canvas.settings, head.is_full(canvas.settings.diffusion_steps))
+        self.canvas = canvas
+        self.head = head
+        self.tables = tables
+        self.report = canvas.report if counted else None
+        self.speculation_window = canvas.settings.speculation_window
+        self.noise = canvas.noise_of("full")
+        if self.speculation_window > 1:
+            self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
+
+    def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
+        """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
+        tokens = Tokens.all(positions)
+        batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
+        if self.speculation_window > 1:
+            rng = CounterRNG(self.keys[tokens.index])
+            speculation = Speculation(self.head.net, self.head.for_speculation(batch), batch, rng, self.report)
+            values = speculation.finish(np.arange(len(tokens)), self.speculation_window)
+        else:
+            values = self.head.sample(batch)
+        return values.view(*positions.shape, -1)
+
+
+def expect_full_head(settings: MARBase, is_full: bool) -> None:
+    """Raise a UserError if speculation is combined with a cache of the head.
+
+    The cache needs one diffusion step after another, but speculation evaluates the head at many diffusion steps at
+    once. ``is_full``: whether the head is evaluated in full at every diffusion step.
+    """
+    if settings.speculation_window > 1 and not is_full:
+        raise UserError(
+            "speculation: you cannot combine speculation with head_cache; switch head_cache off, or set speculation to "
+            "0."
+        )
+
+
+def annealed_tables(canvas: MARCanvas, equal_at_end: int = 1) -> list[StepTable]:
+    """The diffusion steps of each AR step. Their number falls from the first AR step on, see :func:`annealed_steps`.
+
+    The last ``equal_at_end`` AR steps all have the smallest number. But if the run has no other AR steps, all have the
+    largest number.
+    """
+    first = canvas.settings.diffusion_steps
+    last = canvas.settings.diffusion_steps_end
+    counts = annealed_steps(first, last, canvas.order.steps - equal_at_end + 1)
+    counts += counts[-1:] * (equal_at_end - 1)
+    table_for = {count: canvas.step_table(count) for count in set(counts)}
+    return [table_for[count] for count in counts]

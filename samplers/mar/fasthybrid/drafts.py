@@ -1,0 +1,123 @@
+"""FastHybrid's drafts with their verification, and the conditions z on which both depend.
+
+``__init__.py`` explains the method and its symbols. Shapes: B images of L tokens, c channels of a token, C transformer
+width, and P branches of guidance. :class:`.Pace` defines masks and columns: column i is the i-th token in the order in
+which an image decides its tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ....networks.torch_state import to_device
+from ....reports.record import ACCEPTED, PLAIN, REDONE
+from ..canvas import MARCanvas
+from ..tokens import Tokens
+from ..transformer import Transformer
+from .pace import Pace
+
+
+class Conditions:
+    """The newest output z of the transformer for every token: the condition of the diffusion head."""
+
+    def __init__(self, canvas: MARCanvas, transformer: Transformer):
+        self.order = canvas.order
+        self.transformer = transformer
+        self._z = torch.zeros(0)  # empty until the first pass, which is for all images
+
+    def update(self, pace: Pace) -> Tensor:
+        """Run a pass for the images that have moved to a new AR step. Returns z by column, [P, B, L, C]. z is up to
+        date in the columns ``pace.ahead`` of every image.
+        """
+        images = pace.moved.flatten().nonzero().flatten()
+        if len(images):
+            self._run_pass(pace, images)
+        return self._z
+
+    def _run_pass(self, pace: Pace, images: Tensor) -> None:
+        """Run a pass for ``images``, int64 [R], and store its z."""
+        # The columns ``pace.ahead`` of each image. All images need the same number of columns, so an image with fewer
+        # columns gets neighbouring columns too.
+        steps = pace.step_of_image[images]
+        first = pace.firsts[steps]
+        most = int((pace.ends[steps] - first).max())
+        columns = first.clamp(max=len(pace.present[0]) - most) + torch.arange(most)
+
+        # Run the transformer for the positions in these columns.
+        rows = torch.stack([images[:, None].expand_as(columns), columns])
+        image, column = to_device(rows, self.order.decision_order.device)
+        wanted = self.order.decision_order[image, column]
+        z = self.transformer.for_rows(images.tolist(), steps.flatten().tolist(), wanted)
+
+        if not self._z.numel():
+            self._z = z.new_zeros(len(z), *self.order.decision_order.shape, z.shape[-1])
+        self._z[:, image, column] = z
+
+
+class TokenDrafts:
+    """The drafts of all tokens, and which of them are accepted.
+
+    Args:
+        canvas: the images.
+        threshold: lambda.
+    """
+
+    def __init__(self, canvas: MARCanvas, threshold: float):
+        images, length, _ = canvas.values.shape
+        self.threshold = threshold
+        self.report = canvas.report
+
+        # Indexed by position: the draft x', which the refined token later replaces if the draft is accepted, fp32
+        # [B, L, c]; and z', from which the draft was sampled, fp32 [B, L, C].
+        self.values = torch.zeros_like(canvas.values)
+        self.conditions = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
+
+        # Masks by column, on the host: whether a token has a draft, and whether the draft is accepted. Then the draft's
+        # outcome, uint8 [B, L].
+        self.has_draft = torch.zeros(images, length, dtype=torch.bool)
+        self.accepted = torch.zeros(images, length, dtype=torch.bool)
+        self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8)
+
+        self._similarities: list[Tensor] = []  # cos(z', z) of the drafts of each verification, [n] on the device
+
+    def store(self, mask: Tensor, tokens: Tokens, x: Tensor, z: Tensor) -> None:
+        """Store drafts of N tokens.
+
+        Args:
+            mask: the tokens as a mask.
+            tokens: the same tokens as images and positions.
+            x: the drafts x', fp32 [N, c].
+            z: the conditions z' from which the drafts were sampled, [N, C].
+        """
+        self.has_draft |= mask
+        self.values[tokens.index] = x
+        self.conditions[tokens.index] = z.float()
+
+    def verify(self, pace: Pace, z_by_column: Tensor) -> None:
+        """Verify the drafts of the AR steps that images have newly reached: accept a draft if cos(z', z) >= lambda.
+
+        ``z_by_column``: z of the branch with the condition, [B, L, C].
+        """
+        verified = pace.present & pace.moved & self.has_draft
+        tokens = pace.tokens_at(verified)
+        image, _ = tokens.index
+        z = z_by_column[image, tokens.column].float()
+        cosine = F.cosine_similarity(self.conditions[tokens.index], z, dim=-1)
+        self._similarities.append(cosine)
+        accepted = (cosine >= self.threshold).cpu()  # in an AR step, the host waits for the device only here
+
+        self.accepted[verified] = accepted
+        self.outcome[verified] = torch.where(accepted, ACCEPTED, REDONE).to(torch.uint8)
+        rejected = verified & ~self.accepted
+        self.report.add(
+            accepted=int(accepted.sum()),
+            rejected=int(rejected.sum()),
+            restarts=int(rejected.any(1).sum()),
+        )
+
+    def similarity(self) -> np.ndarray:
+        """cos(z', z) of all verified drafts, fp32 [n]."""
+        return torch.cat(self._similarities).cpu().numpy()

@@ -1,0 +1,112 @@
+"""The AR step at which each image is, and which tokens a pass of FastHybrid samples and decides.
+
+``__init__.py`` explains the method. Shapes: B images of L tokens. Masks of images are bool [B, 1]. Masks of tokens are
+bool [B, L]; column i is the i-th token in the order in which an image decides its tokens. All tensors of this file are
+on the host, except :meth:`Pace.tokens_at`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....networks.torch_state import to_device
+from ..canvas import MARCanvas
+from ..tokens import Tokens
+
+
+class Pace:
+    """The AR step at which every image is. :meth:`tokens_at` gives the positions of the tokens in a mask."""
+
+    unfinished: Tensor  # mask of the images that have AR steps left
+    moved: Tensor  # mask of the images that have moved to a new AR step since the previous pass
+    present: Tensor  # mask of the tokens of the images' present AR steps
+    ahead: Tensor  # mask of these tokens, and of later tokens that a lookahead from these AR steps drafts
+
+    def __init__(self, canvas: MARCanvas):
+        order = canvas.order
+        steps = order.steps
+        reach = canvas.settings.reach
+        self.order = order
+
+        # For every AR step: the column of its first token, and the column after the last token of a lookahead from this
+        # AR step.
+        firsts = [*order.count_before, canvas.cells]
+        self.firsts = torch.tensor(firsts)
+        self.ends = torch.tensor([firsts[min(step + reach(step), steps)] for step in range(steps + 1)])
+
+        # AR step of every image, int64 [B, 1]; order.steps once the image is finished.
+        self.step_of_image = torch.full((canvas.images, 1), -1)
+        self.advance(self.step_of_image < 0)
+
+    @property
+    def mean_step(self) -> int:
+        """The mean over the images of the number of AR steps that are done, rounded down."""
+        return int(self.step_of_image.sum()) // len(self.step_of_image)
+
+    def advance(self, advancing: Tensor) -> None:
+        """Move the images in the mask ``advancing`` on to their next AR step."""
+        steps = self.order.steps
+        self.step_of_image = self.step_of_image + advancing
+        self.unfinished = self.step_of_image < steps
+        self.moved = advancing & self.unfinished
+
+        column = torch.arange(int(self.firsts[-1]))
+        begun = column >= self.firsts[self.step_of_image]
+        self.present = begun & (column < self.firsts[(self.step_of_image + 1).clamp(max=steps)])
+        self.ahead = begun & (column < self.ends[self.step_of_image])
+
+    def tokens_at(self, mask: Tensor) -> Tokens:
+        """The N tokens in ``mask``, on the device, one image after another."""
+        positions = self.order.decision_order
+        image, column = to_device(mask.nonzero().T, positions.device)
+        return Tokens((image, positions[image, column]), column)
+
+    def steps_of(self, mask: Tensor) -> Tensor:
+        """The AR step at which the image of each of the N tokens in ``mask`` is, int32 [N], in the order of
+        :meth:`tokens_at`.
+        """
+        return self.step_of_image.int().expand_as(mask)[mask]
+
+
+class Decision(NamedTuple):
+    """Which images go on after a pass, and which tokens are sampled for that. The decided tokens are sampled in full or
+    refined.
+    """
+
+    advancing: Tensor  # mask of the images that decide their AR steps and go on to the next
+    decided: Tensor  # mask of the tokens that are decided: those of the present AR steps of these images
+    refined: Tensor  # mask of the decided tokens that have an accepted draft
+    # Mask of the tokens that a full diffusion samples: the decided tokens without an accepted draft, and the tokens of
+    # later AR steps in the lookahead, whose samples are drafts.
+    sampled_in_full: Tensor
+    step: int  # the AR step whose diffusion steps the full diffusion uses
+
+
+def next_decision(pace: Pace, accepted: Tensor, together: bool) -> Decision:
+    """Which images go on after a pass.
+
+    Images whose tokens all have accepted drafts go on at once, in few head calls. If there is no such image, all images
+    go on with a full diffusion: it takes the same number of sequential head calls for one image as for all images.
+
+    Args:
+        pace: the AR step of each image.
+        accepted: mask of the accepted drafts.
+        together: whether all images must stay at the same AR step. If False, all AR steps must have the same number of
+            diffusion steps.
+    """
+    # Mask of the images with a token that has no accepted draft.
+    needs_diffusion = (pace.present & ~accepted).any(1, keepdim=True)
+    ready = pace.unfinished & ~needs_diffusion
+    advancing = ready if ready.any() and not together else pace.unfinished
+
+    decided = pace.present & advancing
+    return Decision(
+        advancing=advancing,
+        decided=decided,
+        refined=decided & accepted,
+        sampled_in_full=pace.ahead & ~accepted & needs_diffusion & advancing,
+        step=int(pace.step_of_image[advancing].max()),
+    )

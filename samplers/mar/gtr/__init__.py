@@ -1,0 +1,113 @@
+"""GtR: the tokens on one colour of a checkerboard are decided in many AR steps, and the other tokens in one or two.
+
+Source: Yan et al., "Generation then Reconstruction: Accelerating Masked Autoregressive Models via Two-Stage Sampling"
+(ICLR 2026, arXiv 2510.17171). The authors published no code; docs/papers.md names our choices where the paper leaves
+something open.
+
+1. *order and sizes*: a cell is the place of a token in the image. The cells whose row + column is even are the
+   *structure*, 128 of 256 tokens. GtR divides the structure into three stages of 32, 32 and 64 tokens, and decides them
+   in 12, 3 and 1 AR steps. An AR step of these stages decides 2.67, 10.67 and 64 tokens on average. The last stage, the
+   *reconstruction*, decides the other 128 tokens in one or two AR steps. ``stages.py`` has the stages, and
+   ``settings.py`` makes the plan from them.
+2. *diffusion steps*: their number falls from one AR step of the structure to the next. The reconstruction takes the
+   smallest number.
+3. *frequency-weighted token selection* (FTS): in each AR step, the tokens with most detail take the first AR step's
+   number of diffusion steps. The other tokens take the AR step's own number. Detail is estimated from the condition z,
+   the transformer's output for a token: more energy, above all in high frequencies, means more detail.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ....networks.mar import MARModel
+from ....networks.torch_state import in_own_state
+from ...conditioning import ClassOrPrompt
+from ...diffusion_steps import StepTable
+from ...editing import Edit
+from ...engine import Sampler, run_passes
+from ...noise import PairedNoise
+from ..canvas import MARCanvas, mar_canvas
+from ..diffusion import Diffusion, HeadEvaluation, annealed_tables
+from ..tokens import Tokens
+from ..transformer import FullTransformer, Transformer
+from .settings import GtRSettings
+
+
+@in_own_state
+@torch.no_grad()
+def gtr(
+    model: MARModel,
+    condition: ClassOrPrompt,
+    settings: GtRSettings,
+    noise: PairedNoise,
+    make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
+    edit: Edit | None = None,
+) -> Sampler:
+    """Generate images with GtR; see :func:`samplers.mar.mar.mar` for arguments and errors.
+
+    If ``reconstruction_steps`` is 0 and the number of diffusion steps does not fall, the images are bit-identical to
+    MAR's.
+    """
+    canvas = mar_canvas("gtr", model, condition, settings, noise, edit)
+    transformer = make_transformer(canvas)
+    reconstruction = settings.reconstruction(canvas.cells, canvas.regenerated)
+    tables = annealed_tables(canvas, equal_at_end=max(1, reconstruction))
+    draw = FrequencyWeighted(canvas, transformer.head, tables, settings.detail_share)
+    yield from run_passes(canvas, canvas.order.plan, transformer, draw)
+    return canvas.finish()
+
+
+class FrequencyWeighted(Diffusion):
+    """Samples the tokens of an AR step as :class:`Diffusion` does, but the tokens with most detail take the first AR
+    step's number of diffusion steps.
+
+    Args:
+        canvas, head, tables: see :class:`Diffusion`.
+        share: share of an AR step's tokens, 0 to 1, that count as tokens with most detail.
+    """
+
+    def __init__(self, canvas: MARCanvas, head: HeadEvaluation, tables: Sequence[StepTable], share: float):
+        super().__init__(canvas, head, tables)
+        self.share = share
+
+    def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
+        """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
+        canvas = self.canvas
+        longest = self.tables[0]
+        table_of_step = self.tables[step]
+        count = math.floor(round(self.share * positions.shape[1], 9))
+        if not count or table_of_step is longest:
+            return super().__call__(step, positions, z)
+
+        # 1. The columns of ``positions`` in each image, the token with most energy first.
+        columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
+
+        # 2. A batch of the tokens with most detail, and a batch of all other tokens, with fewer diffusion steps.
+        detailed = Tokens.in_columns(columns[:, :count], positions)
+        others = Tokens.in_columns(columns[:, count:], positions)
+        batch_of_detailed = canvas.batch(longest, detailed, z, self.noise)
+        batch_of_others = canvas.batch(table_of_step, others, z, self.noise)
+
+        # 3. Sample both batches in one loop.
+        values = torch.empty(*positions.shape, canvas.values.shape[-1], device=z.device)
+        values_of_detailed, values_of_others = self.head.sample_both(batch_of_detailed, batch_of_others)
+        values[detailed.index[0], detailed.column] = values_of_detailed
+        values[others.index[0], others.column] = values_of_others
+        return values
+
+
+def high_frequency_energy(z: Tensor) -> Tensor:
+    """Energy of conditions z [..., D], weighted so that high frequencies count more: fp32 [...].
+
+    The energy is sum_n (1 + n / (D / 2)) |F_n|^2, where F_n for n = 0 .. D / 2 is the discrete Fourier transform of z
+    along its D channels.
+    """
+    spectrum = torch.fft.rfft(z.float())
+    frequency = torch.arange(spectrum.shape[-1], device=z.device)
+    weight = 1 + frequency / (z.shape[-1] / 2)
+    return (weight * spectrum.abs().square()).sum(-1)

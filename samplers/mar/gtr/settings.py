@@ -1,0 +1,175 @@
+"""Settings of GtR, and the plan that they make: the order of the tokens, and how many tokens each AR step decides.
+``__init__.py`` describes the method; ``samplers/settings.py`` explains the arguments of a field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ....errors import UserError
+from ...settings import knob
+from ..settings import DiSASettings
+from .stages import PAPER, QUARTERS, in_stages, staged_after, stages_of_cells
+
+# In each field: first the default and the tooltip, then the range.
+# fmt: off
+
+
+@dataclass(frozen=True)
+class GtRSettings(DiSASettings):
+    """Settings of GtR.
+
+    The first AR step and the tokens with most detail take ``diffusion_steps`` diffusion steps; the reconstruction
+    takes ``diffusion_steps_end``.
+    """
+
+    fewest_steps: ClassVar[int] = 4
+    different_image: ClassVar[bool] = True  # because the order of the tokens is different
+
+    steps: int = knob(17, "Number of AR steps (the steps in which the tokens of the image are decided), including "
+        "reconstruction_steps; more is slower and finer. Usual: 17 for 256 tokens, as in the paper, and 6 to 9 for the "
+        "demo.",
+        low=1, high=4096, step=1)
+    reconstruction_steps: int = knob(1, "Number of AR steps at the end that decide the tokens of the second colour of "
+        "the checkerboard (half of all tokens); more is slower and finer. Usual: 1; the paper allows 1 or 2.",
+        low=0, high=256, step=1, unit="AR steps",
+        more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler; if "
+            "*diffusion_steps_end* equals *diffusion_steps*, MAR then runs without acceleration.")
+    detail_share: float = knob(0.1, "In each AR step, this share of the tokens gets the full number of diffusion "
+                                    "steps: the tokens with the most detail. The other tokens get fewer diffusion "
+                                    "steps; a higher share is slower and finer. Usual: 0.1; at 0, all tokens of an "
+                                    "AR step get the same number of diffusion steps.",
+        low=0.0, high=1.0, step=0.01,
+        more="FastAR estimates a token's detail from the transformer's output for this token: more energy in high "
+             "frequencies means more detail. FastAR rounds the number of tokens with most detail down: at 0.1, it "
+             "is one of ten tokens, but none of nine tokens. The setting has no effect if *diffusion_steps_end* "
+             "equals *diffusion_steps*.")
+    first_share: float = knob(0.75, "The first stage's share of the AR steps before the reconstruction (see "
+                                    "stages); a higher share spends more AR steps on the layout and fewer on the "
+                                    "other stages. Usual: 0.75, which is 12 of 16 AR steps.",
+        low=0.01, high=0.99, step=0.01, advanced=True,
+        more="The second stage takes the same share of the remaining AR steps, which is 3 of 4. If *stages* is "
+            "*quarters*, *first_share* is a share of all AR steps.")
+    stages: str = knob(PAPER, "The tokens before the reconstruction are decided in stages: with paper, three stages of "
+        "1/8, 1/8 and 1/4 of all tokens; with quarters, two stages of 1/4. Usual: paper; quarters is for workflows "
+        "that were saved before this setting existed.",
+        choices=(PAPER, QUARTERS), advanced=True,
+        more="*quarters* was our misreading of the paper. *quarters* needs about twice as many AR steps as *paper*: 32 "
+            "AR steps for 256 tokens.")
+
+    # fmt: on
+    @property
+    def stage_count(self) -> int:
+        """Number of stages, including the reconstruction."""
+        return 4 if self.stages == PAPER else 3
+
+    @property
+    def stage_steps(self) -> tuple[int, ...]:
+        """Number of AR steps of each stage, the reconstruction last.
+
+        Raises:
+            UserError: the reconstruction leaves fewer than one AR step for each other stage.
+        """
+        last = self.reconstruction_steps
+        before = self.steps - last
+        fewest = self.stage_count - 1
+        if before < fewest:
+            raise UserError(
+                f"reconstruction_steps: the reconstruction takes {last} of {self.steps} AR steps and leaves "
+                f"{max(0, before)}, but the first half of the tokens needs at least {fewest}; set steps to "
+                f"at least {last + fewest}, or reduce reconstruction_steps."
+            )
+
+        if self.stages == QUARTERS:
+            first = self._share_of(self.steps, at_most=before - 1)
+            return first, before - first, last
+
+        first = self._share_of(before, at_most=before - 2)
+        second = self._share_of(before - first, at_most=before - first - 1)
+        return first, second, before - first - second, last
+
+    def _share_of(self, steps: int, at_most: int) -> int:
+        """The share ``first_share`` of AR steps, rounded, from 1 to ``at_most``."""
+        return min(max(1, round(self.first_share * steps)), at_most)
+
+    def stage_sizes(self, grid: int, regenerated: Tensor | None = None) -> tuple[int, ...]:
+        """Number of tokens of each stage, the reconstruction last.
+
+        ``grid``: tokens along one side of the image; ``regenerated``: see :meth:`MARBase.masked_after_steps`.
+
+        Raises:
+            UserError: in an edit, a stage has different numbers of tokens in different images.
+        """
+        stages = stages_of_cells(grid, self.stages)
+        if regenerated is None:
+            return tuple(stages.bincount(minlength=self.stage_count).tolist())
+
+        sizes = [stages[cells].bincount(minlength=self.stage_count).tolist() for cells in regenerated.cpu()]
+        if any(image_sizes != sizes[0] for image_sizes in sizes):
+            raise UserError(
+                "mask: in one of GtR's stages, the masks of the batch cover different numbers of tokens; use one mask "
+                "for the batch, or run the images separately."
+            )
+        return tuple(sizes[0])
+
+    def orders(self, random_orders: Tensor) -> Tensor:
+        orders = super().orders(random_orders)
+        if not self.reconstruction_steps:
+            return orders
+
+        grid = math.isqrt(orders.shape[1])
+        return in_stages(orders, stages_of_cells(grid, self.stages))
+
+    def masked_after_steps(self, tokens: int, regenerated: Tensor | None = None) -> list[int]:
+        """See :meth:`MARBase.masked_after_steps`. In an edit, a stage with fewer tokens than AR steps decides one token
+        per step.
+
+        Raises:
+            UserError: more AR steps than tokens, in a whole image or in one of its stages; too few AR steps for the
+                stages; an edit in which a stage has different numbers of tokens in different images.
+        """
+        if not self.reconstruction_steps:
+            return super().masked_after_steps(tokens, regenerated)
+
+        steps = self.stage_steps
+        sizes = self.stage_sizes(math.isqrt(tokens), regenerated)
+        if regenerated is None:
+            self._expect_enough_tokens(sizes, steps)
+        return staged_after(sizes, steps)
+
+    def _expect_enough_tokens(self, sizes: Sequence[int], steps: Sequence[int]) -> None:
+        """Raise a UserError if a stage of a whole image has more AR steps than tokens.
+
+        ``sizes``, ``steps``: the number of tokens and of AR steps of each stage.
+        """
+        *before, (last_size, last_steps) = zip(sizes, steps, strict=True)
+        for name, (size, stage_step_count) in zip(("first", "second", "third"), before, strict=False):
+            if stage_step_count > size:
+                raise UserError(
+                    f"steps: GtR's {name} stage has {stage_step_count} AR steps for {size} tokens; reduce steps, or "
+                    "change first_share."
+                )
+        if last_steps > last_size:
+            raise UserError(
+                f"reconstruction_steps: GtR's last stage has {last_steps} AR steps for {last_size} tokens; reduce "
+                "reconstruction_steps."
+            )
+
+    def reconstruction(self, tokens: int, regenerated: Tensor | None = None) -> int:
+        """Number of AR steps of the reconstruction; arguments as for :meth:`masked_after_steps`. An edit with fewer
+        tokens to reconstruct than ``reconstruction_steps`` takes one AR step for each of these tokens.
+        """
+        if not self.reconstruction_steps:
+            return 0
+
+        *_, last = self.stage_sizes(math.isqrt(tokens), regenerated)
+        return min(self.reconstruction_steps, last)
+
+    @property
+    def approximates(self) -> bool:
+        return self.reconstruction_steps > 0 or super().approximates

@@ -1,0 +1,72 @@
+"""The tokens and the noise of a diffusion: the arguments of :meth:`.MARCanvas.batch`.
+
+Shapes: B images, L tokens of c channels, S diffusion steps. A position is the index of a token in its image, row by
+row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """N tokens of a batch of images; the images may have different numbers of tokens. In this example, a mask chooses
+    three tokens from the positions of two images. Each row of ``positions`` and of ``mask`` is an image::
+
+        positions    5 2 7        mask    0 1 0        image       0 1 1
+                     4 0 1                1 0 1        position    2 4 1
+                                                       column      1 0 2
+    """
+
+    # Image and position of each token, int64 [N] each. For values [B, L, ...] of all tokens, ``values[tokens.index]``
+    # are the values of these tokens.
+    index: tuple[Tensor, Tensor]
+    # int64 [N], the index of each token among the positions of its image from which it was chosen. None if all of these
+    # positions were chosen, one image after another.
+    column: Tensor | None = None
+
+    @staticmethod
+    def all(positions: Tensor) -> Tokens:
+        """All tokens at ``positions``, int64 [B, n], one image after another."""
+        image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
+        return Tokens((image, positions.flatten()))
+
+    @staticmethod
+    def in_columns(columns: Tensor, positions: Tensor) -> Tokens:
+        """The tokens in these ``columns``, int64 [B, m], of ``positions``, int64 [B, n], one image after another."""
+        image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
+        column = columns.flatten()
+        return Tokens((image, positions[image, column]), column)
+
+    @staticmethod
+    def step_by_step(positions: Sequence[Tensor]) -> Tokens:
+        """All tokens of several AR steps, one AR step after another, and in each AR step one image after another.
+
+        ``positions``: int64 [B, n] for each AR step. The columns of the result are indices into the positions of all
+        these AR steps side by side.
+        """
+        side_by_side = torch.cat([*positions], 1)
+        columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
+        columns_of_steps = columns.split([step_positions.shape[1] for step_positions in positions], 1)
+
+        image = torch.cat([Tokens.all(step_positions).index[0] for step_positions in positions])
+        column = torch.cat([part.flatten() for part in columns_of_steps])
+        return Tokens((image, side_by_side[image, column]), column)
+
+    def __len__(self) -> int:
+        return len(self.index[0])
+
+
+class StreamNoise(NamedTuple):
+    """The noise of one stream for every token, fp32. A stream is a sequence of random numbers with a name; for example,
+    the stream "full" is for the diffusion of plain MAR.
+    """
+
+    start: Tensor  # the state before the first diffusion step, [B, L, c]
+    steps: Tensor  # the noise of each diffusion step, [S, B, L, c]

@@ -1,0 +1,28 @@
+"""Settings of image editing with Janus-4o. Each field has a :class:`.Knob` with its tooltip and range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..conditioning import LARGEST_FREEDOM, USUAL_FREEDOM
+from ..settings import Settings, knob
+
+
+@dataclass(frozen=True)
+class EditSettings(Settings):
+    """Settings of image editing with Janus-4o."""
+
+    freedom: float = knob(
+        USUAL_FREEDOM,
+        "How freely the model may change the image; at a higher value, the pixels change more, and only the content of "
+        "the image is kept. Usual: 5, as published; at 0, the result stays closest to the pixels, and a third of the "
+        "work is saved.",
+        low=0.0,
+        high=LARGEST_FREEDOM,
+        step=0.1,
+        symbol="w",
+        more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "
+        "guidance runs the model on three versions of the condition: one with the image's content and its VQ tokens "
+        "(weight 1), one with the content only (weight *freedom*), and an empty one, from which guidance moves the "
+        "result away. *cfg* of the sampler sets the strength of guidance; the published value is 5.",
+    )

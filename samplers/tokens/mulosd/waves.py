@@ -1,0 +1,175 @@
+"""The waves in which MuLo-SD resamples islands, and the pass of the transformer for each wave.
+
+Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). ``islands.py``
+explains *islands*. A *wave* is the set of cells that one pass resamples. All islands are resampled at the same time,
+each in raster order or with ZipAR's window (``zipar.py``). Everything here is computed on the host.
+
+Shapes: B images; h x w cells of a block (the rows that are verified together); L cells of the grid.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+# Stands for no wave: a number below all waves.
+_BEFORE_ALL = np.iinfo(np.int32).min // 2
+
+
+def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
+    """The wave that resamples each cell, int32 [B, h, w], from 0; -1 outside the islands. All islands begin in wave 0.
+
+    A cell waits for two kinds of cells of its island: the cells to its left in its row, and the cells in the rows
+    above, in columns up to its own column + ``reach`` - 1. This loop over the cells in raster order defines the waves;
+    max is -1 if the cell waits for no other cell::
+
+        for cell in island:
+            wave[cell] = 1 + max(wave[other] for other in island if cell waits for other)
+
+    The function computes the waves of a row for all islands at once.
+
+    Args:
+        island_of_cell: number of each cell's island, int32 [B, h, w], from :func:`.islands.find_islands`.
+        reach: at least 1, see above. A ``reach`` of w or more gives raster order; a lower one is ZipAR's window.
+    """
+    image, row, column = np.nonzero(island_of_cell)
+    wave_of_cell = np.full(island_of_cell.shape, -1, np.int32)
+    if not len(image):
+        return wave_of_cell
+
+    images, height, width = island_of_cell.shape
+    most_islands = int(island_of_cell.max())  # the largest number of islands in an image
+    island = image * most_islands + island_of_cell[image, row, column] - 1
+
+    # Go down the rows. latest_above[i, c] is the latest wave of island i in the rows above, in columns up to c; -1 if
+    # the island has no cells there.
+    latest_above = np.full((images * most_islands, width), -1, np.int32)
+    for y in range(height):
+        in_row = row == y
+        if not in_row.any():
+            continue
+
+        # 1. The islands that have cells in this row, and which cells of the row belong to each of them.
+        present, index_in_present = np.unique(island[in_row], return_inverse=True)
+        column_in_row = column[in_row]
+        belongs = np.zeros((len(present), width), bool)
+        belongs[index_in_present, column_in_row] = True
+
+        # 2. The waves of these cells.
+        row_waves = _waves_of_row(belongs, latest_above[present], reach)
+        wave_of_cell[image[in_row], y, column_in_row] = row_waves[index_in_present, column_in_row]
+
+        # 3. For the next row, this row is above.
+        latest = np.maximum.accumulate(np.where(belongs, row_waves, _BEFORE_ALL), axis=1)
+        latest_above[present] = np.maximum(latest_above[present], latest)
+    return wave_of_cell
+
+
+def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> np.ndarray:
+    """The waves of a row's cells in n islands, int32 [n, width]. If a cell is not in an island, its number for this
+    island is arbitrary.
+
+    The wave of a cell is 1 + the latest wave of the cells for which it waits: cells of its island in the rows above,
+    and the previous cell of its island in the row. Let the *place* of a cell be its index among the island's cells in
+    the row, and let latest above[q] be the latest wave for which the cell at place q waits in the rows above. This cell
+    is in wave 1 + latest above[q] at the earliest, and every next place at least one wave later. So for place p::
+
+        wave[p] = max over q up to p of 1 + latest above[q] + p - q
+
+    This means that wave - place is the running maximum of 1 + latest above - place. For example, with ``reach`` 1 and
+    an island (x) that has no cell in the second column::
+
+        belongs               x  .  x  x
+        latest above          1  1  4  4
+        place                 0     1  2
+        1 + latest - place    2     4  3
+        running maximum       2     4  4
+        + place               2     5  6
+
+    Args:
+        belongs: bool [n, width], whether each cell of the row belongs to each island.
+        latest_above: int32 [n, width], for each column c the latest wave of each island in the rows above, in columns
+            up to c.
+        reach: a cell waits for cells above in columns up to its own column + ``reach`` - 1.
+    """
+    width = belongs.shape[1]
+    place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1
+    last_column_above = np.minimum(np.arange(width) + reach - 1, width - 1)  # in which a cell waits for cells above
+
+    wave_minus_place = np.where(belongs, 1 + latest_above[:, last_column_above] - place, _BEFORE_ALL)
+    return np.maximum.accumulate(wave_minus_place, axis=1) + place
+
+
+class WavePass(NamedTuple):
+    """The pass that resamples a wave after the first one, in int64 arrays. Each row of an array is for one image. An
+    image with fewer entries than other images of its batch has padding at the end of its rows.
+    """
+
+    # Cells to resample, [B, a]; padding: L, which is the index of the canvas' column for padding.
+    cells: np.ndarray
+    # Cells whose tokens are fed, [B, m]; padding: the last cell of the grid, L - 1. This cell predicts no cell, so it
+    # is fed only as padding, and no fed token attends to it. A cache for more than one image needs a slot for it.
+    fed: np.ndarray
+    # For each cell to resample, the index in ``fed`` of the cell that predicts it, [B, a]; padding: 0.
+    predicted_by: np.ndarray
+    end: int  # fed tokens attend only to cells with a number below this
+
+
+def later_wave_passes(wave_of_cell: np.ndarray, block_end: int) -> list[WavePass]:
+    """The pass of each wave after the first one. The first wave needs no pass, because the pass that verified the block
+    has already predicted all cells of the block.
+
+    For example, if one island covers all of 3 x 3 cells and ``reach`` is 1::
+
+        cells    wave of each    wave  resamples  feeds  which predict
+        0 1 2    0 1 2           0     0          -      -
+        3 4 5    1 2 3           1     1 3        0 2    1 3
+        6 7 8    2 3 4           2     2 4 6      1 3 5  2 4 6
+                                 3     5 7        2 4 6  - 5 7
+                                 4     8          5 7    - 8
+
+    In wave 3, cell 2 predicts no cell (-). It is fed because the previous pass has resampled it, and the cache still
+    holds the keys and values of its draft token.
+
+    Args:
+        wave_of_cell: int [B, L], the wave of each cell; -1 for a cell that is not resampled.
+        block_end: number of the first cell after the block.
+    """
+    passes = []
+    for k in range(1, int(wave_of_cell.max(initial=0)) + 1):
+        passes.append(_wave_pass(wave_of_cell == k, wave_of_cell == k - 1, block_end))
+    return passes
+
+
+def _wave_pass(resampled: np.ndarray, resampled_before: np.ndarray, block_end: int) -> WavePass:
+    """The pass that resamples some cells: it feeds the cell before each of them, and the cells that the previous pass
+    has resampled.
+
+    Args:
+        resampled, resampled_before: bool [B, L], the cells that this pass and the previous pass resample.
+        block_end: as for :func:`later_wave_passes`.
+    """
+    # 1. The cells to feed.
+    is_fed = resampled_before.copy()
+    is_fed[:, :-1] |= resampled[:, 1:]  # each cell is predicted by the cell before it
+    is_fed[:, block_end - 1] = False  # the block's last cell predicts a cell outside the block
+    is_fed &= resampled.any(1, keepdims=True)  # nothing is fed for an image without a cell in this wave
+    end = int(is_fed.any(0).nonzero()[0].max()) + 1
+
+    # 2. The index of each cell's predictor among the fed cells. In cumsum, the first fed cell has the number 1.
+    count = resampled.shape[1]
+    cells = left_aligned(resampled, padding=count)
+    index_in_fed = is_fed.cumsum(1) - 1
+    predicted_by = np.where(cells < count, np.take_along_axis(index_in_fed, cells - 1, axis=1), 0)
+    return WavePass(cells, left_aligned(is_fed, padding=count - 1), predicted_by, end)
+
+
+def left_aligned(chosen: np.ndarray, padding: int) -> np.ndarray:
+    """For each row of ``chosen``, bool [B, L], the indices of its True columns, int64 [B, n]. n is the largest number
+    of True columns in a row. Rows with fewer True columns are padded at the end with ``padding``.
+    """
+    counts = chosen.sum(1, keepdims=True)
+
+    columns = np.argsort(~chosen, axis=1, kind="stable")[:, : counts.max()]
+    return np.where(np.arange(columns.shape[1]) < counts, columns, padding)
