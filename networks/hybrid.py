@@ -345,7 +345,7 @@ class HybridModel(MARModel):
         return self._turn(text, INSTRUCTION, "text")
 
     def instruction(self, text: Any) -> list[int]:
-        """Token ids of a whole instruction, for the unconditional branch; raises as :meth:`prompt`."""
+        """Token ids of a whole instruction, for the unconditional branch; raises the errors of :meth:`prompt`."""
         return self._turn(text, "", "negative")
 
     def _turn(self, text: Any, before: str, name: str) -> list[int]:

@@ -154,7 +154,7 @@ class LlamaConfig:
 
     @staticmethod
     def of_qwen(state: Mapping[str, Tensor], heads: int | None = None, **about: Any) -> LlamaConfig:
-        """Derive the shape of a language model from official parameter names; raises as :meth:`of_llamagen`.
+        """Derive the shape of a language model from official parameter names; raises the errors of :meth:`of_llamagen`.
 
         Args:
             state: weights by name.

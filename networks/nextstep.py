@@ -404,7 +404,7 @@ class NextStepModel:
     image_prompt = prompt
 
     def instruction(self, text: Any) -> list[int]:
-        """Token ids of a negative text; raises as :meth:`prompt`."""
+        """Token ids of a negative text; raises the errors of :meth:`prompt`."""
         return self._ids(text, "negative")
 
     def _ids(self, text: Any, field: str) -> list[int]:

@@ -178,10 +178,10 @@ class ClassLabel(io.ComfyNode):
             optional=True,
             multiline=True,
             dynamic_prompts=True,
-            placeholder=f"names or ids, separated by commas or lines; the demo knows {', '.join(PICTURE_BOOK)}",
-            tooltip="Class names or numbers, separated by commas or lines; images_per_label sets the number "
-            f"of images of each label. The demo knows {', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 "
-            "classes, for example tabby, or 281 for the same class.",
+            placeholder=f"names or ids, separated by commas or line breaks; the demo knows {', '.join(PICTURE_BOOK)}",
+            tooltip="Class names or numbers, separated by commas or line breaks; images_per_label sets the "
+            f"number of images of each label. The demo knows {', '.join(PICTURE_BOOK)}; official models know "
+            "ImageNet's 1000 classes, for example tabby, or 281 for the same class.",
         )
         add_label = io.Combo.Input(
             "add_label",

@@ -370,8 +370,8 @@ class _Loader(io.ComfyNode):
 # The end of a sentence on dtypes, for families with 4-bit dtypes.
 _FOUR_BITS = (
     "*int4* stores the feed-forward layers of these blocks in 4 bits and the attention layers in 8 bits. *int4-g64* "
-    "stores both kinds of layers in 4 bits, for the smallest GPUs. *int8* changes the image least of these four "
-    "dtypes; see docs/precision.md in the repository."
+    "stores both kinds of layers in 4 bits, for the smallest GPUs. Of the four dtypes with 4 or 8 bits, *int8* "
+    "changes the image least; see docs/precision.md in the repository."
 )
 _KL = (
     "The autoencoder that turns latents into images. Usual: auto, which loads the autoencoder that the model was "

@@ -50,7 +50,7 @@ from ..samplers.conditioning import (
     expect_null_prompt,
 )
 from ..samplers.settings import in_words, knobs
-from ..samplers.tokens.mulosd.checks import check_grids
+from ..samplers.tokens.mulosd.checks import grid_ratio
 from ..samplers.tokens.mulosd.upsampling import LatentUpSampling, PixelUpSampling, UpSampling
 from . import graph, host
 from .caches import checked_cache
@@ -372,7 +372,7 @@ def latent_samplers_of(
     """
     assert draft is not None, "a sampler that enlarges a draft has one"
     tokenizer = loaded.vae.tokenizer
-    ratio = check_grids(loaded.model, draft.model)
+    ratio = grid_ratio(loaded.model, draft.model)
 
     value = sockets.latent_samplers
     if value is None and sockets.upscale_model is not None:

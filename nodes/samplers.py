@@ -145,9 +145,9 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"When this is off, the node samples the model without acceleration, like {plain}, with the "
-                f"same seed and with only those of the settings below that {plain} also has. Do not bypass the node "
-                "for this purpose, because a bypassed sampler breaks the workflow.",
+                tooltip=f"When this is off, the node samples without acceleration, like {plain} with the same seed, "
+                f"and ignores the settings below that {plain} does not have. Do not bypass the node for this purpose, "
+                "because a bypassed sampler breaks the workflow.",
             )
             main.append(switch)
 
@@ -467,10 +467,10 @@ class ZipARSampler(_Sampler):
     more = {
         "preset": (
             "*exact* uses a window as long as a row, so the rows are decided one after another, without "
-            "acceleration. For models of every size, *balanced* has the window 8 and *fast* the window 4; we "
+            "acceleration. For models of every size, *balanced* uses a window of 8 and *fast* a window of 4; we "
             "measured these windows only on the demo. Both presets make fewer passes than the unaccelerated "
-            "sampler, but perform 1 to 5 % more operations. *PJD* is Parallel Jacobi Decoding (CVPR 2026): it sets "
-            "the same window as *balanced*, and *parallel* to 16. In fp32, the images are the same as with "
+            "sampler, but perform 1 to 5 % more operations. *PJD* is Parallel Jacobi Decoding (CVPR 2026): it uses "
+            "the same window as *balanced* and sets *parallel* to 16. In fp32, the images are the same as with "
             "*balanced*; *PJD* makes fewer passes, but computes more tokens in each pass."
         ),
         "cfg": _GUIDED_BY_IMAGE,

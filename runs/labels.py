@@ -88,7 +88,8 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
 def labels_for(text: str, label_set: str, repeat: int = 1, field: str = "label") -> Condition:
     """The condition of class names or ids for a model of that label set: nodes and command line parse them here.
 
-    A label set that this version does not know (a file may name any) takes ids only. Raises as :func:`resolve_labels`.
+    A label set that this version does not know (a file may name any) takes ids only. Raises the errors of
+    :func:`resolve_labels`.
     """
     known = label_set if label_set in label_sets() else ""
     return resolve_labels(text, known, repeat, field)

@@ -46,7 +46,7 @@ from ..samplers.conditioning import (
     TextCondition,
 )
 from ..samplers.settings import knobs, settings_from
-from ..samplers.tokens.mulosd.checks import check_grids
+from ..samplers.tokens.mulosd.checks import grid_ratio
 from ..samplers.tokens.mulosd.upsampling import BICUBIC, LatentUpSampling, PixelUpSampling, UpSampling
 from ..samplers.tokens.tar import TarPromptSettings
 from .choice import ModelFacts
@@ -521,7 +521,7 @@ class Drafts:
             UserError: the file does not fit; see :func:`load_upscaler`.
         """
         if self._up_sampling is None or self._up_sampling.tokenizer is not target.vq:
-            self._up_sampling = self._make_up_sampling(target.vq, check_grids(cast(TokenModel, target.model), draft))
+            self._up_sampling = self._make_up_sampling(target.vq, grid_ratio(cast(TokenModel, target.model), draft))
         return self._up_sampling
 
     def _make_up_sampling(self, vq: VQModel, ratio: int) -> UpSampling:

@@ -29,34 +29,34 @@ DECIMALS = {SSIM: 3, PSNR: 1, ACCEPTANCE: 1}
 class AdviceSettings(Settings):
     """How a calibration is made. Each measure has its own limit, because their units differ."""
 
-    measure: str = knob(SSIM, "How to measure whether an image is close enough: SSIM and PSNR compare the image "
-                              "with the unaccelerated sampler's image, and acceptance is the share of the drafts "
-                              "that were accepted. identical allows only images in which every pixel is equal, and "
-                              "same distribution also allows methods that keep the distribution of the images.",
+    measure: str = knob(SSIM, "How to measure whether an image is close enough: SSIM and PSNR compare the image with "
+        "the unaccelerated sampler's image, and acceptance is the share of the drafts that were accepted. identical "
+        "allows only images in which every pixel is equal, and same distribution also allows methods that keep the "
+        "distribution of the images.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS),
-        more="Identical images always pass. With *SSIM* and *PSNR*, methods that keep the distribution of the "
-             "images pass too, but a sampler that is meant to give a *different image*, for example because it has "
-             "fewer steps, passes only if the limit is 0.")
+        more="Identical images always pass. With *SSIM* and *PSNR*, methods that keep the distribution of the images "
+            "pass too, but a sampler that is meant to give a *different image*, for example because it has fewer "
+            "steps, passes only if the limit is 0.")
     least_ssim: float = knob(0.9, "Used only if 'measure' is 'SSIM': the lowest SSIM to accept, from 0 to 1; with a "
-                                  "higher limit, the recommended sampler is slower, but its images are closer to "
-                                  "the unaccelerated images. Usual: 0.9.",
+        "higher limit, the recommended sampler is slower, but its images are closer to the unaccelerated images. "
+        "Usual: 0.9.",
         low=0.0, high=1.0, step=0.01)
     least_psnr: float = knob(25.0, "Used only if 'measure' is 'PSNR': the lowest PSNR to accept, in dB; with a "
-                                   "higher limit, the recommended sampler is slower, but its images are closer to "
-                                   "the unaccelerated images. Usual: 20 to 40.",
+        "higher limit, the recommended sampler is slower, but its images are closer to the unaccelerated images. "
+        "Usual: 20 to 40.",
         low=0.0, high=100.0,
         step=0.5, unit="dB")
     least_acceptance: float = knob(80.0, "Used only if 'measure' is 'acceptance': the lowest share of accepted "
-                                         "drafts, in percent; with a higher limit, the recommended sampler is "
-                                         "slower, but its images are closer to the unaccelerated images. Usual: 80.",
+        "drafts, in percent; with a higher limit, the recommended sampler is slower, but its images are closer to "
+        "the unaccelerated images. Usual: 80.",
         low=0.0, high=100.0, step=1.0, unit="%")
     repeats: int = knob(2, "Number of repeats, each with its own seed, after a first round that tries every sampler "
         "once; more repeats take longer and give steadier results. Usual: 2.",
         low=1, high=100, step=1,
-        more="After the first round, Advisor drops the samplers that are too slow to be the fastest, or whose "
-             "images are too far outside the limit. In each repeat, every remaining sampler runs once, and the "
-             "unaccelerated sampler runs once right before or right after each of them. After the first round, the "
-             "node shows the longest time that the repeats can take, in minutes.")
+        more="After the first round, Advisor drops the samplers that are too slow to be the fastest, or whose images "
+            "are too far outside the limit. In each repeat, every remaining sampler runs once, and the unaccelerated "
+            "sampler runs once right before or right after each of them. After the first round, the node shows the "
+            "longest time that the repeats can take, in minutes.")
 
 
     @property

@@ -20,6 +20,10 @@ pass            one run of the transformer, which decides some cells; an *AR ste
 call            one run of the diffusion head; in ``tokens/jacobi.py``, one run of the transformer for several passes
 diffusion step  one step from noise to a token. A diffusion has many, each with a call of the head
 plan            the cells that each pass decides
+condition       what the user asks for (classes, prompts, images). The *conditions z* of a diffusion head are different:
+                the transformer computes them, one for each token that the head samples
+window          several steps that are computed at once: diffusion steps (``speculation.py``) or passes of a token model
+                (``tokens/jacobi.py``). In ZipAR, a window is how far a row stays behind the row above it
 look            the function that runs the transformer in a pass
 draw            the function that samples values of cells from the output of the look
 draft           a value that a cheap method proposes, and that the model verifies: it is accepted or rejected

@@ -122,7 +122,7 @@ class Condition(_Entries):
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
     def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition as the network reads it. ``guided`` has no effect on it. Raises as :meth:`class_ids`."""
+        """The condition as the network reads it; ``guided`` has no effect. Raises the errors of :meth:`class_ids`."""
         return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, model.device))
 
 

@@ -15,15 +15,15 @@ accepted or rejected by itself, a whole state would rarely be accepted: the chan
   this sample with proposals from p (Leviathan et al. 2023, appendix A). Here, too, no coupling can accept more often.
 - :func:`couple`, for the general case: couple_stds, then couple_means. MAR's learned variances hardly differ between a
   draft and the target, so couple_stds rarely changes the draft. Then couple_means keeps or mirrors the draft's noise.
-  Images of one seed therefore stay alike.
+  With the same seed, images with and without drafts therefore stay similar.
 - :func:`couple_fixed`, for BitDance and NextStep, whose variances are fixed: couple_means alone.
 
 Two Gaussians count as equal if, in every channel, their means differ by at most :data:`ROUNDING` (1 + |mean|) and their
-log stds by at most :data:`ROUNDING`. The fp32 outputs of one head in two different batches differ by this much. To
-treat such Gaussians as equal causes an error. With the demo model (50 diffusion steps from t = 950, temperature 0.8, 8
-channels), the smallest std of a step with noise is 0.0051. If |mean| = 1 in all channels, the error in total variation
-is at most 0.0044 in the worst step, 0.00012 in the median step, and 0.013 over all steps of a token. In 12,032 verified
-steps with the demo's draft model, q and p never came close enough to count as equal.
+log stds by at most :data:`ROUNDING`. The fp32 outputs of one head in two different batches differ by this much.
+Treating such Gaussians as equal causes an error. With the demo model (50 diffusion steps from t = 950, temperature 0.8,
+8 channels), the smallest std of a step with noise is 0.0051. If |mean| = 1 in all channels, the error in total
+variation is at most 0.0044 in the worst step, 0.00012 in the median step, and 0.013 over all steps of a token. In
+12,032 verified steps with the demo's draft model, q and p never came close enough to count as equal.
 
 All random numbers are arguments, so no function here waits for the device. A std of 0 means no noise, as in the last
 step. A draft of such a step is accepted only if q and p count as equal.
@@ -104,8 +104,8 @@ def couple_stds(
     """Turn a sample of q = N(m, s_q^2) into a sample of p = N(m, s_p^2), with the same mean m. Accept the draft with
     probability min(1, p / q), or else sample from max(0, p - q) / Z. ``log_std``: log s_p.
 
-    A proposal from p is accepted with probability 1 - min(1, q / p). Let TV be the total variation distance between p
-    and q, and not 0. A draft is rejected with probability TV. A rejected draft needs 1 / TV proposals on average. So
+    A proposal from p is accepted with probability 1 - min(1, q / p). Let TV > 0 be the total variation distance
+    between p and q. A draft is rejected with probability TV. A rejected draft needs 1 / TV proposals on average. So
     for any p and q, the average over all drafts, including the accepted drafts, is one proposal per draft. The
     probability that a draft needs more than T proposals is below 1 / T.
     """
@@ -161,7 +161,8 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals:
         draft: fp32 [N, channels], a sample of q.
         uniforms: in (0, 1], fp32 [N, 2]: one for ``couple_stds`` and one for ``couple_means``.
         proposals: for rows that ``couple_stds`` rejects; None for no proposals. You can repeat a call with the same
-            proposals and further ones after them. Then only rows change whose value was not yet a sample of p.
+            proposals and more proposals after them. The second call changes only the rows whose value was not yet a
+            sample of p.
     """
     first = couple_stds(draft, q, p.log_std, uniforms[:, 0], proposals)
     second = couple_means(first.value, q.mean, p, uniforms[:, 1])

@@ -42,7 +42,7 @@ class Edit:
 
     def for_images(self, images: Sequence[int], batch: int) -> Edit:
         """The edit for some images of a batch of ``batch`` images. ``images``: the indices of these images. A single
-        start or a single mask applies to every image. Raises as :meth:`expect_batch`.
+        start or a single mask applies to every image. Raises the errors of :meth:`expect_batch`.
         """
         self.expect_batch(batch)
         start, mask = (x if len(x) == 1 else x[list(images)] for x in (self.start, self.mask))

@@ -179,7 +179,7 @@ def _editing(folder: Path) -> Iterator[Case]:
     def prompt(name: str) -> Iterator[Check]:
         model, condition = _condition(folder, texts[name], 1)
         prepared = prepare(model, condition, torch.device("cpu"))
-        ids = prepared.condition
+        ids = prepared.entries
         yield exact(ids[0], io[f"{name}.rows"][0])
         yield exact(model.net.null_prompts(ids, None)[0], io[f"{name}.rows"][2])
         if f"{name}.embeds" in io:

@@ -141,7 +141,7 @@ def read_prompts(path: Path) -> list[str]:
     try:
         text = _decoded(_bytes(path, "prompts"))
     except ValueError as e:
-        raise UserError(f"prompts: {path.name} is not a text in UTF-8 ({first_line(e)}); save it as UTF-8.") from None
+        raise UserError(f"prompts: {path.name} is not UTF-8 text ({first_line(e)}); save it as UTF-8.") from None
 
     return [line.strip() for line in text.splitlines() if line.strip()]
 

@@ -13,7 +13,7 @@ from ...samplers.conditioning import AnyCondition
 from ...samplers.editing import Edit
 from ...samplers.tokens.canvas import tokens_to_regenerate
 from ...samplers.tokens.defaults import published
-from ...samplers.tokens.mulosd.checks import check_grids, check_pair
+from ...samplers.tokens.mulosd.checks import check_pair, grid_ratio
 from ...samplers.tokens.mulosd.settings import MuLoSDSettings
 from ...samplers.tokens.token_noise import TokenNoise
 from ..memory.tokens import stages
@@ -67,7 +67,7 @@ class TokenFamily(Family):
         """Check a draft model of a smaller image."""
         expect_same_codes(tokenizer, of_draft, model.name)
         check_pair(model, draft, codes=tokenizer.net.config.codes, sampler=title)
-        check_grids(model, draft)
+        grid_ratio(model, draft)
 
     def memory(
         self,

@@ -45,15 +45,18 @@ class BlockCanvas(Canvas):
     # The tokens that the transformer reads, fp32 [R, L, C], in token order; 0 where undecided. ``values`` holds
     # only the images' tokens, but the null branch has its own tokens where the guidance scale is 1.
     branch_tokens: Tensor = field(kw_only=True)
+    block_size: int = field(init=False)  # K
+    guided: bool = field(init=False)
+    sampled_blocks: list[int] = field(init=False)  # numbers of the blocks to sample, in whole or in part
+    sampled_in_all: list[bool] = field(init=False)  # for each block, whether all its tokens are sampled in all images
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.block_size = self.model.net.block  # K
+        self.block_size = self.model.net.block
         self.guided = len(self.branch_tokens) > self.images
 
-        # In an edit, some blocks are only read, and in other blocks only some tokens are sampled. sampled_blocks lists
-        # the numbers of the blocks to sample. sampled_in_all says for each block whether all its tokens are sampled in
-        # all images. The mask is copied to the CPU only here, so later blocks need not wait for the device.
+        # In an edit, some blocks are only read, and in other blocks only some tokens are sampled. The mask is copied to
+        # the CPU only here, so later blocks need not wait for the device.
         regenerated = torch.ones(1, len(self.order), dtype=torch.bool)
         if self.regenerated is not None:
             regenerated = self.regenerated[:, self.order].cpu()

@@ -29,7 +29,7 @@ class BlockSettings(Annealed):
         "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.",
         low=1, high=1000, step=1,
         more="For a block with 50 diffusion steps, the diffusion head runs 51 times, unless *speculation* saves "
-             "calls.")
+            "calls.")
     cfg: float = knob(7.5, "How closely the image follows the class or prompt; higher is more typical and less "
         "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet's classes; at 1, guidance is off, which halves the "
         "work.",
@@ -55,8 +55,7 @@ class BlockSettings(Annealed):
         "images are sampled. Usual: 8 on a GPU; at 0 or 1, nothing is drafted.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which may be "
-             "slower on a CPU with many images. With more *diffusion_steps*, a larger share of the drafts is "
-             "accepted.")
+            "slower on a CPU with many images. With more *diffusion_steps*, a larger share of the drafts is accepted.")
 
     @property
     def uses_guidance(self) -> bool:

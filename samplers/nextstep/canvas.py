@@ -43,14 +43,16 @@ class NextStepCanvas(Canvas):
     """The tokens of B images, fp32 [B, L, T]; 0 where undecided. All branches of guidance read the same tokens."""
 
     branches: Branches = field(kw_only=True)
+    scales: Tensor = field(init=False)  # guidance scales of the cells, fp32 [L, 1 or 2]
+    sampled_cells: list[int] = field(init=False)  # the cells to sample in at least one image
+    sampled_in_all: list[bool] = field(init=False)  # whether each cell is sampled in all images
 
     def __post_init__(self) -> None:
         super().__post_init__()
         scales = [self._scales(cell) for cell in range(self.cells)]
-        self.scales = to_device(torch.tensor(scales), self.device)  # guidance scales, fp32 [L, 1 or 2]
+        self.scales = to_device(torch.tensor(scales), self.device)
 
-        # The cells to sample in at least one image, and whether each cell is sampled in all images. Only here, the host
-        # reads the mask of an edit from the device.
+        # Only here, the host reads the mask of an edit from the device.
         self.sampled_cells = list(range(self.cells))
         self.sampled_in_all = [True] * self.cells
         if self.regenerated is not None:

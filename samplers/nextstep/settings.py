@@ -40,18 +40,18 @@ class NextStepSettings(Annealed):
     height: int | None = knob(None, "Height of the image in pixels, a multiple of 16. Usual: the height of the size "
         "whose width you chose; Load NextStep lists the sizes.",
         low=0, high=8192, step=16, full_size_value=512, unit="pixels")
-    cfg_img: float = knob(1.0, "Used only with a condition from Image and Prompt: how closely the result follows "
-                               "the original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg sets the guidance "
-                               "for both the original image and the prompt, and a third of the work is saved.",
+    cfg_img: float = knob(1.0, "Used only with a condition from Image and Prompt: how closely the result follows the "
+        "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg sets the guidance for both the original image "
+        "and the prompt, and a third of the work is saved.",
         low=1.0, high=20.0, step=0.1, advanced=True,
         more="Above 1, guidance needs a third prediction for every token, for which the model reads the original "
-             "image with the negative text. At *cfg* 1, or without an original image, the setting has no effect, "
-             "and the report says so.")
+            "image with the negative text. At *cfg* 1, or without an original image, the setting has no effect, and "
+            "the report says so.")
     cfg_schedule: str = knob(CONSTANT, "constant uses cfg for all tokens; falling lowers guidance from cfg at the "
         "first token to nearly 1 at the last token, and rising raises it from cfg / 2 to nearly cfg. Usual: constant.",
         choices=(CONSTANT, FALLING, RISING), advanced=True,
-        more="The code of NextStep-1 and the code in NextStep-1.1's folder use *falling*, and the authors' code "
-             "from February 2026 uses *rising*. The authors call both schedules linear.")
+        more="The code of NextStep-1 and the code in NextStep-1.1's folder use *falling*, and the authors' code from "
+            "February 2026 uses *rising*. The authors call both schedules linear.")
     solver: str = knob(EM0, "How a token is sampled from noise: em is the method of NextStep-1's code, em0 is the "
                             "method in NextStep-1.1's folder, and sde, ode and cps are the methods in the authors' "
                             "code from February 2026. Usual: em0 for NextStep-1.1, em for NextStep-1; ode adds no "
@@ -66,15 +66,15 @@ class NextStepSettings(Annealed):
         "off.",
         low=1, high=1000, step=1, full_size_value=28, same_as="diffusion_steps", advanced=True,
         more="See also the notes of this help page. We have not measured how fewer steps change the quality of the "
-             "image.")
+            "image.")
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
         "flow-matching head. The image differs from the image without drafts, but drafts do not change the "
         "distribution from which images are sampled. Usual: 0, which drafts nothing; speculation helps only if the "
         "calls are slow and cfg is low.",
         low=0, high=64, step=1, symbol="L", advanced=True,
-        more="Guidance multiplies the differences between drafts and predictions, so few drafts are accepted at *cfg* "
-        "7.5. With *speculation* 1, nothing is drafted, as with 0. With *solver* *ode*, which adds no noise, "
-        "*speculation* has no effect.")
+        more="Guidance multiplies the differences between drafts and predictions, so few drafts are accepted at "
+            "*cfg* 7.5. With *speculation* 1, nothing is drafted, as with 0. With *solver* *ode*, which adds no "
+            "noise, *speculation* has no effect.")
 
     @property
     def uses_guidance(self) -> bool:

@@ -1,4 +1,4 @@
-"""The canvas of discrete tokens, which holds the images of a run and their tokens so far, and the start of a run."""
+"""The canvas of discrete tokens, which holds the tokens of a run's images, and the functions that start a run."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from .token_noise import TokenNoise
 
 @dataclass(eq=False)
 class TokenCanvas(Canvas):
-    """The tokens of B images, int64 [B, L + 1]: of L cells, and of one more cell that is not part of the image::
+    """The tokens of B images, int64 [B, L + 1]. A row holds the L cells of an image, and one more cell that is not part
+    of the image::
 
         cell      0  1  2  ...  L - 1 | L
         image 0   5  9  0  ...      0 | 3
         image 1   2  0  0  ...      0 | 9
 
-    A pass may decide fewer cells of one image than of a different image. In the image with fewer cells, the pass then
-    writes to cell L instead, as padding, and nobody reads the token there. Cells that are not decided may hold drafts.
+    A pass may decide fewer cells of one image than of another image. Such a pass writes padding to cell L of the image
+    with fewer decided cells; nobody reads cell L. Cells that are not decided may hold drafts.
     """
 
     phases: tuple[str, str] = ("transformer", "sampling")
-    sampling: TokenSampling = field(kw_only=True)  # how tokens are sampled: the settings, without None
+    sampling: TokenSampling = field(kw_only=True)  # the settings, in which no value is None
     # The tokens that an edit fixes, int64 [B, L + 1], and -1 at all other cells; None without an edit.
     fixed_tokens: Tensor | None = field(default=None, kw_only=True)
 
@@ -114,9 +115,9 @@ def blank_canvas(
 
 
 def fixed_tokens_of(edit: Edit, side: int, images: int) -> Tensor:
-    """The tokens that an edit of codes fixes, int64 [B, L + 1], see ``fixed_tokens`` of :class:`TokenCanvas`.
+    """The tokens that an edit of codes keeps, int64 [B, L + 1], see ``fixed_tokens`` of :class:`TokenCanvas`.
 
-    ``side``: number of tokens along a side of the image. Raises as :func:`tokens_to_regenerate`.
+    ``side``: number of tokens along a side of the image. Raises the errors of :func:`tokens_to_regenerate`.
     """
     codes = edit.start
     regenerated = tokens_to_regenerate(edit, side, images, codes.device)

@@ -145,7 +145,7 @@ def jacobi_calls(
             new = draw.tokens(hidden, guidance, window.cells, window.tokens)
 
         # 4. The passes up to and including the first one whose tokens differ from the guesses are certain.
-        new_start = window.new_start(new)
+        new_start = window.first_uncertain(new)
         canvas.decide(*window.verdict(new, new_start, call))
 
         # 5. The windows move on. New tokens that are not certain are guesses in the next call.
@@ -240,7 +240,7 @@ class Window:
         predicted_by = predicted_by.clip(min=0)  # padding is negative
         return device_table.rows_at(index_on_device, end), to_device(predicted_by, self.tokens.device)
 
-    def new_start(self, new: Tensor) -> np.ndarray:
+    def first_uncertain(self, new: Tensor) -> np.ndarray:
         """The first pass that is not certain after a call, for each image, int64 [A]: the ``start`` of the next window.
         The host waits for the device.
 
@@ -265,7 +265,7 @@ class Window:
         """The cells that become certain in this ``call``, with their ``new`` tokens. The outcome is PLAIN for cells of
         a window's first pass, which read no guesses, and ACCEPTED for all other cells.
 
-        ``new``: as for :meth:`new_start`. ``new_start``: the result of :meth:`new_start`.
+        ``new``: as for :meth:`first_uncertain`. ``new_start``: the result of :meth:`first_uncertain`.
         """
         table = self.table
 

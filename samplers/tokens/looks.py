@@ -70,7 +70,7 @@ class CachedTransformer:
 
         # 3. Images with the same prompt have shared its prefill. Now each image gets its own batch rows.
         if condition.prompt_of_image is not None:
-            prompts = len(condition.condition)
+            prompts = len(condition.entries)
             row_of_image = torch.cat([condition.prompt_of_image + branch * prompts for branch in range(branches)])
             hidden = hidden[row_of_image]
             self.cache.keep(row_of_image)

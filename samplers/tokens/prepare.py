@@ -45,9 +45,9 @@ class PreparedCondition:
     """
 
     # Labels, int64 [B]; features, [B, n, E]; or token ids of prompts, int64 [B, n], or [U, n] if only U are distinct.
-    condition: Tensor
+    entries: Tensor
     lengths: Tensor | None = None  # int64 [B] or [U], number of valid rows of each entry; None if all are equal
-    # int64 [B], index of every image's prompt in ``condition``; None if every image has its own entry.
+    # int64 [B], index of every image's prompt in ``entries``; None if every image has its own entry.
     prompt_of_image: Tensor | None = None
     part_share: float = 0.0  # share of the second branch when the first two branches are mixed; below 1
 
@@ -60,7 +60,7 @@ class PreparedCondition:
         """The rows in front of the image tokens, [R, n, C]. R is the number of entries times the number of branches.
         ``null``: whether the null branch is one of them.
         """
-        return net.prefix(self.condition, self.lengths, guided=null)
+        return net.prefix(self.entries, self.lengths, guided=null)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class PreparedImages(PreparedCondition):
     sources: PromptImages
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
-        return cast(Janus, net).image_prefix(self.condition, self.sources, self.lengths, self.part_share > 0, null)
+        return cast(Janus, net).image_prefix(self.entries, self.sources, self.lengths, self.part_share > 0, null)
 
 
 def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) -> PreparedCondition:
@@ -112,7 +112,7 @@ def _pack_features(
     for rows in condition.features:
         if rows.shape[-1] != width:
             raise UserError(
-                f"condition: its features have the width {rows.shape[-1]}, but {model.name} reads the width {width}; "
+                f"condition: its features have a width of {rows.shape[-1]}, but {model.name} needs a width of {width}; "
                 "use the encoder that the model was trained with."
             )
 
@@ -136,10 +136,10 @@ def _pack_images_with_prompts(
 
     # 1. The distinct pairs. Identical images were read once and share one object, whose id then stands for the
     #    image.
-    pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.encoded_images, strict=True)]
+    pairs = [(text, id(encoded)) for text, encoded in zip(condition.texts, condition.encoded_images, strict=True)]
     first_indices, prompt_of_image = distinct(pairs, device)
-    read = [condition.encoded_images[i] for i in first_indices]
-    for image in read:
+    distinct_images = [condition.encoded_images[i] for i in first_indices]
+    for image in distinct_images:
         if image.rows.shape != (model.tokens, model.net.config.dim) or image.codes.shape != (model.tokens,):
             raise UserError(
                 f"condition: its image was read as {len(image.rows)} rows of width {image.rows.shape[-1]}, but "
@@ -150,8 +150,8 @@ def _pack_images_with_prompts(
     # 2. The prompts of these pairs, padded to the longest prompt, and the rows and codes of their images.
     prompts, lengths = pad_entries([torch.tensor(ids[i]) for i in first_indices], device)
     sources = PromptImages(
-        torch.stack([image.rows.to(device) for image in read]),
-        torch.stack([image.codes.to(device) for image in read]),
+        torch.stack([image.rows.to(device) for image in distinct_images]),
+        torch.stack([image.codes.to(device) for image in distinct_images]),
         *model.image_places(),
     )
 
@@ -320,7 +320,7 @@ def _check_positions(model: TokenModel, rows: int) -> None:
     if positions_left >= 1:
         raise UserError(
             f"condition: {rows} codes are too many for {name} with {model.grid} x {model.grid} tokens; choose a "
-            f"detail of at most {positions_left} codes."
+            f"value of detail with at most {positions_left} codes."
         )
     raise UserError(
         f"grid: {rows} condition rows and {model.grid} x {model.grid} tokens after them need "

@@ -47,7 +47,7 @@ def cfg_knob(
 def top_k_knob(
     usual: str,
     more: str = "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 20 or more changes "
-    "nothing, because *top_p* leaves fewer than 20 values.",
+        "nothing, because *top_p* leaves fewer than 20 values.",
 ) -> Any:
     """The setting *top_k*. For the arguments see :func:`cfg_knob`."""
     return knob(None,
@@ -124,8 +124,8 @@ class TokenSettings(Guarantees):
         "2000 for class labels, 1000 for LlamaGen's text-to-image models, and 0 for Tar and Janus")
     top_p: float = top_p_knob(advanced=True)
     cfg_interval: int | None = knob(None,
-        "Number of the last decoding step with guidance, counted from 0; without guidance, a step takes half the work. "
-        "Usual: the number of tokens of the image or more, which keeps guidance to the end.",
+        "Index of the last decoding step that uses guidance, counted from 0; a step without guidance takes half the "
+        "work. Usual: the number of tokens of the image or more, which keeps guidance to the end.",
         low=0, high=65536, step=1, full_size_value=4096, advanced=True)
 
     # This is not a field. Inherited fields come first, and a saved workflow stores the values of widgets in the order
@@ -172,12 +172,12 @@ class LlamaGenSettings(TokenSettings):
     top_p: float = top_p_knob(advanced=False)
     parallel: int = parallel_knob("tokens", USUAL_PARALLEL,
         more="A pass (one run of the transformer) computes the next tokens from the guesses, and compares every "
-             "guess with the token that was computed for the same position. All guesses before the first difference "
-             "are confirmed (Jacobi iteration). In half precision, all values from 1 to the image's side in tokens "
-             "give the same image, but 0 gives a different image, sampled from the same distribution. To compare "
-             "images in half precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the "
-             "demo, *parallel* 16 takes 59 passes instead of 256. For a single image on a GPU, twice the side may "
-             "be faster still. On a CPU, batches of four or more images hardly get faster.")
+            "guess with the token that was computed for the same position. All guesses before the first difference "
+            "are confirmed (Jacobi iteration). In half precision, all values from 1 to the image's side in tokens "
+            "give the same image, but 0 gives a different image, sampled from the same distribution. To compare "
+            "images in half precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the "
+            "demo, *parallel* 16 takes 59 passes instead of 256. For a single image on a GPU, twice the side may be "
+            "faster still. On a CPU, batches of four or more images hardly get faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:

@@ -46,7 +46,7 @@ class TarPromptSettings(Settings):
         "vaguer. Usual: 729, the number with which Tar was trained most often.",
         choices=DETAILS,
         more="The usual Tar models write 81, 169 or 729 codes. If a model writes other numbers of codes, 729 stands "
-             "for its largest number, 169 for its second largest, and 81 for its third largest.")
+            "for its largest number, 169 for its second largest, and 81 for its third largest.")
     temperature: float = knob(1.0,
         "Randomness of every code; lower is safer and less varied. Usual: 1; at 0, the model always takes the "
         "likeliest code.",
@@ -65,7 +65,7 @@ class TarPromptSettings(Settings):
         low=0.01, high=2.0, step=0.01, full_size_value=1.0, advanced=True)
     parallel: int = parallel_knob("codes", "32 on a GPU",
         more="In half precision, all values of 1 or more give the same codes, but 0 gives different codes, sampled "
-             "from the same distribution.",
+            "from the same distribution.",
         same="the codes stay identical in fp32")
     entropy_temperature: float = entropy_temperature_knob("code")
 # fmt: on

@@ -116,11 +116,11 @@ def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule)
 
 
 class VerifiedTokens(NamedTuple):
-    """N tokens whose drafts have been verified. ``tokens`` is on the device, all other fields are on the host."""
+    """N tokens whose drafts have been verified. ``values`` is on the device, all other fields are on the host."""
 
     # For each token the accepted draft or proposal, fp32 [N, channels]; zero if the draft and all proposals were
     # rejected.
-    tokens: Tensor
+    values: Tensor
     accepted: Tensor  # bool [N], whether the draft was accepted
     proposals: Tensor  # int64 [N], number of proposals up to the accepted one; 0 if the draft was accepted
     has_value: Tensor  # bool [N], False if the draft and all proposals were rejected
@@ -136,6 +136,12 @@ def accept_or_resample(
     """Verify the drafts of N tokens, fp32 [N, channels], and resample the rejected ones.
 
     The host reads from the device once, or twice if the first proposals for some rejected token are all rejected.
+
+    Args:
+        q, p: the last steps of the draft model and of the target, see :class:`LastStep`.
+        rule: the acceptance rule of the mode.
+        noise: the random numbers of acceptances and proposals.
+        tokens: where the N tokens are, which chooses their random numbers.
     """
     # 1. Accept with probability min(1, r).
     accepted = log_ratio(drafts, q, p, rule) > noise.acceptance(tokens).log()

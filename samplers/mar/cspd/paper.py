@@ -138,7 +138,7 @@ class Paper(Mode):
 
             # 2. Take the target's own tokens in the images of ``takes_own``, and where every proposal was rejected.
             uses_target = to_device(~(token_uses_draft & verified.has_value), canvas.device)
-            values = torch.where(uses_target[:, None], target_paths.tokens, verified.tokens)
+            values = torch.where(uses_target[:, None], target_paths.tokens, verified.values)
 
         # 3. Count the drafts, on the host.
         accepted = verified.accepted.view(positions.shape)

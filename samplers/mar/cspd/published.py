@@ -89,5 +89,5 @@ class Published(Mode):
         if not accepted.all():
             self.drafter.discard_features()
         when = [torch.full_like(order.positions_from(step), step, dtype=torch.int32) for step in range(first, last + 1)]
-        values = verified.tokens.view(*positions.shape, -1)
+        values = verified.values.view(*positions.shape, -1)
         return Verdict(positions, values, torch.cat(when, 1), self.count_outcomes(accepted))

@@ -38,13 +38,13 @@ class CSpDSettings(MARBase):
         "token, so that the draft model and the target agree more often. When this is off, more drafts are rejected.",
         advanced=True,
         more="The paper calls this setting *trajectory alignment*. In the modes *paper* and *lossless*, both models "
-        "always use the same noise.")
+            "always use the same noise.")
     speculation: int = knob(0, "Only for mode 'lossless': the target drafts this many of its own diffusion "
         "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0 or 1, the target "
         "does not draft.",
         low=0, high=64, step=1, symbol="L", advanced=True,
-        more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
-        "a CPU. The other modes refuse any value above 1.")
+        more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower "
+            "on a CPU. The other modes refuse any value above 1.")
 
     @property
     def speculation_window(self) -> int:

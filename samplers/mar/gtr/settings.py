@@ -41,17 +41,16 @@ class GtRSettings(DiSASettings):
         more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler; if "
             "*diffusion_steps_end* equals *diffusion_steps*, MAR then runs without acceleration.")
     detail_share: float = knob(0.1, "In each AR step, this share of the tokens gets the full number of diffusion "
-                                    "steps: the tokens with the most detail. The other tokens get fewer diffusion "
-                                    "steps; a higher share is slower and finer. Usual: 0.1; at 0, all tokens of an "
-                                    "AR step get the same number of diffusion steps.",
+        "steps: the tokens with the most detail. The other tokens get fewer diffusion steps; a higher share is "
+        "slower and finer. Usual: 0.1; at 0, all tokens of an AR step get the same number of diffusion steps.",
         low=0.0, high=1.0, step=0.01,
         more="FastAR estimates a token's detail from the transformer's output for this token: more energy in high "
-             "frequencies means more detail. FastAR rounds the number of tokens with most detail down: at 0.1, it "
-             "is one of ten tokens, but none of nine tokens. The setting has no effect if *diffusion_steps_end* "
-             "equals *diffusion_steps*.")
-    first_share: float = knob(0.75, "The first stage's share of the AR steps before the reconstruction (see "
-                                    "stages); a higher share spends more AR steps on the layout and fewer on the "
-                                    "other stages. Usual: 0.75, which is 12 of 16 AR steps.",
+            "frequencies means more detail. FastAR rounds the number of tokens with most detail down: at 0.1, it is "
+            "one of ten tokens, but none of nine tokens. The setting has no effect if *diffusion_steps_end* equals "
+            "*diffusion_steps*.")
+    first_share: float = knob(0.75, "The first stage's share of the AR steps before the reconstruction (see stages); "
+        "a higher share spends more AR steps on the layout and fewer on the other stages. Usual: 0.75, which is 12 "
+        "of 16 AR steps.",
         low=0.01, high=0.99, step=0.01, advanced=True,
         more="The second stage takes the same share of the remaining AR steps, which is 3 of 4. If *stages* is "
             "*quarters*, *first_share* is a share of all AR steps.")

@@ -50,7 +50,12 @@ def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule
     """The kind of each of ``steps`` diffusion steps, see :class:`CachedHead`.
 
     The first step is full, and so is every step after which a multiple of ``period`` steps is left, for example 0. Of
-    the other steps, those with more than 0.9 ``steps`` left are edge steps, and the rest are reused steps.
+    the other steps, those with more than 0.9 ``steps`` left are edge steps, and the rest are reused steps. The kinds of
+    the first of 30 steps with a period of 5, F for full, E for edge and R for reused::
+
+        step   0  1  2  3  4  5  6  7  8  9  10 ...
+        left   29 28 27 26 25 24 23 22 21 20 19 ...
+        kind   F  E  R  R  F  R  R  R  R  F  R  ...
     """
     full = {steps - 1, *range(0, steps, period)}
     kinds = []
@@ -124,7 +129,7 @@ class CachedHead:
         kind = self.kinds[k]
         if kind is StepKind.FULL:
             self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
-            result, self.cache = full_step(self.net, self.head, self.branches, next(self.of_full), inputs)
+            result, self.cache = full_step_with_cache(self.net, self.head, self.branches, next(self.of_full), inputs)
             return result
 
         assert self.cache is not None
@@ -240,7 +245,7 @@ class HeadCache(NamedTuple):
 
 
 @recorded
-def full_step(
+def full_step_with_cache(
     net: MAR, head: DiffusionHead, branches: int, modulations: Modulations, inputs: StepInputs
 ) -> tuple[StepResult, HeadCache]:
     """A full step: the tokens' states after it, and what the next steps reuse; see :func:`evaluate_full`."""

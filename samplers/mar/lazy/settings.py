@@ -36,16 +36,16 @@ class CacheSettings(Guarantees):
         "and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, nothing is cached.",
         low=1, high=4096, step=1, symbol="tau", unit="AR steps")
     start_step: int = knob(5, "Number of AR steps at the beginning in which the transformer reuses nothing, because "
-                              "these steps determine the content; a higher number is slower and more exact. Usual: "
-                              "5 for 64 AR steps, and 4 for 32.",
+        "these steps determine the content; a higher number is slower and more exact. Usual: 5 for 64 AR steps, and "
+        "4 for 32.",
         low=0, high=4096, step=1, unit="AR steps",
         more="The cache of the diffusion head (*head_cache*) works from the first AR step on.")
     computed_ratio: float = knob(0.05, "Smallest share of the tokens that the transformer's decoder computes at an AR "
         "step between two full computations; lower is faster and less exact. Usual: 0.05; at 1, all tokens are "
         "computed.",
         low=0.0, high=1.0, step=0.01,
-        more="With *ratio_schedule* *constant*, the share has this value from the start. Otherwise it falls from 1 "
-            "towards this value; *ratio_schedule* sets how soon, and *published* reaches it only at step 41.")
+        more="With *ratio_schedule* *constant*, the share has this value from the start. Otherwise the share falls "
+            "from 1 to this value; *ratio_schedule* sets when it arrives there: with *published*, only at step 41.")
     ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, in "
         "which the decoder computes all tokens in AR steps 1 to 20, fewer in steps 21 to 40, and the share "
         "computed_ratio from step 41 on. stretched spreads this table over all AR steps, which is faster and less "
@@ -53,28 +53,26 @@ class CacheSettings(Guarantees):
         "full-size models, constant for the demo.",
         choices=("published", "stretched", "constant"), advanced=True,
         more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
-             "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* "
-             "still applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
-             "steps, MAR-H (the largest MAR) takes 10% fewer operations than with *published*. With 64 AR steps, "
-             "*published* and *stretched* use the same shares.\n  - *constant*: *computed_ratio* at every step, as "
-             "in the paper's Figure 6.")
+            "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* "
+            "still applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
+            "steps, MAR-H (the largest MAR) takes 10% fewer operations than with *published*. With 64 AR steps, "
+            "*published* and *stretched* use the same shares.\n  - *constant*: *computed_ratio* at every step, as in "
+            "the paper's Figure 6.")
     selection: str = knob("least-similar", "Which tokens the decoder computes; it always computes the tokens of the "
         "current and of the previous AR step, and this setting chooses the others. Usual: least-similar, the tokens "
         "that changed most, as in the paper.",
         choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
         more="The other choices gave worse images in the paper. Their rows in the paper's Table 3 are: "
-             "*most-similar* IV, *random* III, *undecided* II and *decided* I. The paper names a choice after the "
-             "tokens that are cached; our names say which tokens are computed. With *undecided* or *decided*, "
-             "*computed_ratio* has no effect: the decoder computes all undecided or all decided tokens, but not the "
-             "extra rows of its input that hold the class (these rows are not tokens of the image).")
+            "*most-similar* IV, *random* III, *undecided* II and *decided* I. The paper names a choice after the "
+            "tokens that are cached; our names say which tokens are computed. With *undecided* or *decided*, "
+            "*computed_ratio* has no effect: the decoder computes all undecided or all decided tokens, but not the "
+            "extra rows of its input that hold the class (these rows are not tokens of the image).")
     condition_cache: bool = knob(True, "Guidance needs the difference between the predictions with and without the "
-                                       "label or prompt. The cache reuses this difference until the next full "
-                                       "computation, which halves the transformer's work. Without this cache, runs "
-                                       "are slower and more exact.",
+        "label or prompt. Until the next full computation, the cache reuses this difference; this halves the "
+        "transformer's work. Without this cache, runs are slower and more exact.",
         advanced=True,
-        more="Guidance compares the unconditional prediction with the prediction for the label or prompt. Between two "
-            "full computations, only the prediction for the label or prompt is computed. The difference between the "
-            "two predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")
+        more="Between two full computations, only the prediction for the label or prompt is computed. The difference "
+            "between the two predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")
     token_cache: bool = knob(True, "Do not compute tokens that hardly change; their cached values are used instead. "
         "Without this cache, runs are slower and more exact.",
         advanced=True)
@@ -85,8 +83,8 @@ class CacheSettings(Guarantees):
     encoder_cache: bool = knob(True, "Reuse the encoder's results for the tokens that were decided earlier, as the "
         "published code does. Without this cache, runs are slower and more exact.",
         advanced=True,
-        more="The cache holds the keys and values of the encoder's attention layers and, for Harmon and UniPic, "
-             "also the keys and values of the language model. The paper does not mention this cache.")
+        more="The cache holds the keys and values of the encoder's attention layers and, for Harmon and UniPic, also "
+            "the keys and values of the language model. The paper does not mention this cache.")
 
     @property
     def approximates(self) -> bool:

@@ -56,7 +56,7 @@ from ..schedule import raster
 from ..token_noise import TokenNoise
 from .acceptance import codebook_neighbours
 from .blocks import BlockDrafter, blocks_of, enlarge_draft, reduce_result
-from .checks import check, check_grids, check_pair
+from .checks import check, check_pair, grid_ratio
 from .islands import Repair, islands_of_all, repair_of
 from .settings import MuLoSDSettings
 from .upsampling import UpSampling
@@ -98,7 +98,7 @@ def mulosd(
             finite.
     """
     check_pair(target, draft, codes=up_sampler.tokenizer_net.config.codes, sampler="MuLo-SD")
-    ratio = check_grids(target, draft)
+    ratio = grid_ratio(target, draft)
     check(target, settings)
 
     canvas, prepared = token_canvas("mulosd", target, condition, settings, noise)

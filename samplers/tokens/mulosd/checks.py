@@ -45,7 +45,7 @@ def check_pair(target: TokenModel, draft: TokenModel, *, codes: int, sampler: st
         )
 
 
-def check_grids(target: TokenModel, draft: TokenModel) -> int:
+def grid_ratio(target: TokenModel, draft: TokenModel) -> int:
     """Return r, the side of the target's grid divided by the side of the draft's grid.
 
     Raises:

@@ -51,8 +51,8 @@ class MuLoSDSettings(TokenSettings):
         "like the large model's. Usual: 0.9 to 0.98; at 0, tau decides.",
         low=0.0, high=1.0, step=0.01, advanced=True,
         more="The tokens around a rejected token (see *expansion*) are resampled too. With *expansion* 1, if "
-             "rejected tokens were spread at random over a 32 x 32 grid, an *acceptance_target* of 0.7 would "
-             "resample 95% of all tokens, and an acceptance_target of 0.95 would resample 36%.")
+            "rejected tokens were spread at random over a 32 x 32 grid, an *acceptance_target* of 0.7 would resample "
+            "95% of all tokens, and an acceptance_target of 0.95 would resample 36%.")
     neighbours: int | None = knob(None,
         "Number of similar codes whose probability is added to the probability of the draft code; with more "
         "neighbours, more of the draft is accepted. Usual: 1000 if the model has 16,384 codes, otherwise the same "
@@ -91,8 +91,8 @@ class MuLoSDSettings(TokenSettings):
         "guesses are made.",
         low=0, high=4096, step=1, advanced=True,
         more="In half precision, guessing gives a different draft, but does not change the distribution from which "
-             "drafts are sampled. On the demo with *tau* 0, *draft_parallel* 8 reduces the passes of both models "
-             "together from 65 to about 28.")
+            "drafts are sampled. On the demo with *tau* 0, *draft_parallel* 8 reduces the passes of both models "
+            "together from 65 to about 28.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def exact(self, side: int) -> bool:

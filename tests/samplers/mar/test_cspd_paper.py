@@ -199,7 +199,7 @@ def judged(rest: float, rule: Rule = PAPER_RULE, seed: int = 3) -> tuple[Tensor,
     q, p = (LastStep(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
     found = accept_or_resample(drafts, q, p, rule, RejectionNoise(keys), Tokens((torch.zeros_like(position), position)))
     assert bool(found.has_value.all())
-    return found.tokens[:, 0].double(), float(found.accepted.double().mean())
+    return found.values[:, 0].double(), float(found.accepted.double().mean())
 
 
 def normal(x: Tensor, mean: float, std: float) -> Tensor:

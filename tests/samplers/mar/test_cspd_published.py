@@ -70,7 +70,7 @@ def test_drafts_and_redraws():
     q, p = last(0.0, 1.0, tokens=7), last(3.0, 1.0, tokens=7)
     judged = accept_or_resample(drafts, q, p, published(1.0), noise, Tokens((torch.zeros_like(rows), rows)))
     assert judged.accepted.tolist() == [True, False, False, False, False, False, False]
-    assert judged.tokens[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
+    assert judged.values[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
     assert judged.proposals.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
     assert judged.has_value.tolist() == [True] * 6 + [False]
     assert judged.counts() == {"redraws": 80 + 2 * TRIES, "redraws_exhausted": 1}

@@ -213,7 +213,7 @@ def test_codes_that_do_not_fit_are_refused(tmp_path: Path, condition: CodeCondit
 def test_the_first_and_the_last_code_fit(tmp_path: Path) -> None:
     ta_tok, path = parts(tmp_path)
     fits = codes([0] * 16, [19] * 16, size=20)
-    assert prepare(load_detokenizer(path, ta_tok=ta_tok), fits, torch.device("cpu")).condition.shape == (2, 16, 24)
+    assert prepare(load_detokenizer(path, ta_tok=ta_tok), fits, torch.device("cpu")).entries.shape == (2, 16, 24)
 
 
 def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:

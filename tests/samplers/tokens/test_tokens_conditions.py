@@ -18,14 +18,14 @@ def features(*counts: int, width: int = 6) -> tuple[torch.Tensor, ...]:
 
 def test_texts_of_unlike_length_stand_from_the_left():
     made = prepare(tiny_gpt("text"), TextCondition(features(2, 5), ("a", "b")), CPU)
-    assert made.condition.shape == (2, 5, 6) and made.lengths.tolist() == [2, 5]
-    assert made.condition[0, :2].eq(1).all() and not made.condition[0, 2:].any() and made.condition[1].eq(2).all()
+    assert made.entries.shape == (2, 5, 6) and made.lengths.tolist() == [2, 5]
+    assert made.entries[0, :2].eq(1).all() and not made.entries[0, 2:].any() and made.entries[1].eq(2).all()
     assert prepare(tiny_gpt("text"), TextCondition(features(3, 3), ("a", "b")), CPU).lengths is None
 
 
 def test_labels_pass_as_they_are():
     made = prepare(tiny_gpt(), from_ids((4, 0)), CPU)
-    assert made.condition.tolist() == [4, 0] and made.lengths is None
+    assert made.entries.tolist() == [4, 0] and made.lengths is None
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_labels_pass_as_they_are():
         ("text", TextCondition((), ()), "condition: it has no image"),
         ("text", TextCondition(features(0), ("",)), "condition: .* without features or codes"),
         ("text", TextCondition(features(8), ("",)), "condition: .* 8 tokens, .* 7"),
-        ("text", TextCondition(features(3, width=5), ("",)), "condition: .* width 5, .* width 6"),
+        ("text", TextCondition(features(3, width=5), ("",)), "condition: .* width of 5, .* width of 6"),
         ("text", FeatureCondition(features(3), ("",)), "condition: .* semantic features"),
         ("features", CodeCondition((torch.tensor([1]),), ("",)), "condition: .* semantic codes"),
         ("features", FeatureCondition(features(3, 4), ("", "")), "condition: .* codes, 3 to 4;"),
@@ -48,9 +48,9 @@ def test_what_does_not_fit_is_refused(kind, condition, found):
 
 
 def test_as_many_rows_as_the_model_reads_fit():
-    assert prepare(tiny_gpt("text"), TextCondition(features(7), ("",)), CPU).condition.shape == (1, 7, 6)
+    assert prepare(tiny_gpt("text"), TextCondition(features(7), ("",)), CPU).entries.shape == (1, 7, 6)
     # 49 condition rows and 15 tokens (the last one is never fed) take the 64 positions.
-    assert prepare(tiny_gpt("features"), FeatureCondition(features(49), ("",)), CPU).condition.shape == (1, 49, 6)
+    assert prepare(tiny_gpt("features"), FeatureCondition(features(49), ("",)), CPU).entries.shape == (1, 49, 6)
 
 
 def test_a_grid_that_leaves_no_room_for_any_code_is_blamed_itself():
