@@ -176,7 +176,7 @@ class LlamaGenSettings(TokenSettings):
             "are confirmed (Jacobi iteration). In half precision, all values from 1 to the image's side in tokens "
             "give the same image, but 0 gives a different image, sampled from the same distribution. To compare "
             "images in half precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the "
-            "demo, *parallel* 16 takes 59 passes instead of 256. For a single image on a GPU, twice the side may be "
+            "demo, *parallel* 16 takes 57 passes instead of 256. For a single image on a GPU, twice the side may be "
             "faster still. On a CPU, batches of four or more images hardly get faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 

@@ -92,7 +92,7 @@ class ZipARSettings(TokenSettings):
         "long as the row gives the image of the unaccelerated sampler.",
         low=1, high=256, step=1, symbol="s")
     parallel: int = parallel_knob("passes", USUAL_PARALLEL,
-        more=f"{PARALLEL_PASSES} On the demo with a window of 8, *parallel* 16 reduces the passes from 144 to 44.")
+        more=f"{PARALLEL_PASSES} On the demo with a window of 8, *parallel* 16 reduces the passes from 144 to 42.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on
