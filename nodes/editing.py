@@ -94,7 +94,7 @@ class CropAroundMask(io.ComfyNode):
             widgets=widgets(CropSettings),
             outputs=[
                 output(io.Image, "image", "The crop. Connect it to VAE Encode."),
-                output(io.Mask, "mask", "The mask of the crop. Connect it to mask of the sampler."),
+                output(io.Mask, "mask", "The mask of the crop. Connect it to the sampler's input mask."),
                 output(
                     CROP,
                     "crop",

@@ -592,8 +592,8 @@ class BitDanceSampler(_Sampler):
         "preset": f"{RECOMMENDS} *recommended* also sets the usual size of the model's images.",
         "condition": "FastAR refuses a negative prompt, because BitDance's guidance always moves the image away "
                      "from a fixed null prompt (a prompt without content).",
-        "seed": "The noise belongs to the positions of the tokens, so models with blocks of different sizes start from "
-        "the same noise.",
+        "seed": "Each position has its own noise, whatever the size of the blocks, so models with blocks of "
+                "different sizes start from the same noise.",
         "latent_image": (
             "After VAE Encode, the image must have the *width* and *height* that are set on this node. VAE Decode "
             "also slightly changes pixels outside the mask; Paste Inpainted Area restores these pixels."

@@ -11,8 +11,8 @@ from .settings import Guarantees
 
 
 class Annealed(Guarantees):
-    """The settings that all samplers with DiSA share. Each family of samplers declares both fields again, with its own
-    help texts.
+    """The settings that all samplers with DiSA share. The settings class of each sampler declares both fields again, with
+    its own help texts.
     """
 
     diffusion_steps: int  # diffusion steps of the first pass
@@ -21,7 +21,7 @@ class Annealed(Guarantees):
     def __post_init__(self) -> None:
         super().__post_init__()
 
-        # The report lists these settings. diffusion_steps_end must be None if later passes do not have fewer steps.
+        # If later passes would not have fewer steps, DiSA is off. The value None then says so in the report.
         if self.diffusion_steps_end is not None and self.diffusion_steps_end >= self.diffusion_steps:
             object.__setattr__(self, "diffusion_steps_end", None)
 
@@ -36,10 +36,10 @@ class Annealed(Guarantees):
 
 
 def annealed_steps(first: int, last: int | None, passes: int) -> list[int]:
-    """The number of diffusion steps of each pass. There are S = ``passes`` passes.
+    """The number of diffusion steps of each pass, for S = ``passes`` passes.
 
-    In the paper's linear schedule, pass s = 0 .. S - 1 has last + floor((1 - s / (S - 1)) (first - last)) steps. If
-    ``last`` is None or not below ``first``, or if there is only one pass, every pass has ``first`` steps.
+    In the paper's linear schedule, pass s = 0 .. S - 1 has last + floor((1 - s / (S - 1)) (first - last)) steps. Every
+    pass has ``first`` steps if ``last`` is None, if ``last`` is not below ``first``, or if there is only one pass.
     """
     if last is None or last >= first or passes == 1:
         return [first] * passes

@@ -1,16 +1,16 @@
 """Sampling with a diffusion head: a chain of Gaussian steps, for many rows at once.
 
 A row is a token of MAR or NextStep, or a block of BitDance. At every step, the head makes a *prediction* from the row's
-state x. From the prediction and x follow the mean and the std of a Gaussian, from which the next state is sampled.
-``diffusion_steps.py`` has the equations, and a table with the numbers in them. States and steps are fp32, whatever the
-dtype of the network.
+state x. The prediction and x determine the mean and the std of a Gaussian. The next state is sampled from this
+Gaussian. ``diffusion_steps.py`` has the equations, and a table with their coefficients. All states are fp32, and so is
+the arithmetic of the steps, whatever the dtype of the network.
 
 :func:`run_chain` is the loop. FastHybrid changes the means of some rows (:class:`MeanAdjustment`). An edit with
-BitDance fixes some tokens of a row (:class:`FixedTokens`). ``heads.py`` calls the head. ``speculation.py`` verifies
-several steps in one call of the head.
+BitDance fixes some tokens of a row (:class:`FixedTokens`). ``heads.py`` calls the head. ``speculation.py`` drafts
+several steps and verifies them in one call of the head.
 
-Shapes: N rows of shape [*, c], with c numbers per token; * is the number of tokens in a row of BitDance, and is absent
-in MAR and NextStep. "1 ..." stands for dimensions of size 1, which broadcast to [*, c]. There are S steps, and P
+Shapes: N rows of shape [*, c], with c numbers per token. In BitDance, * is the number of tokens in a row; in MAR and
+NextStep, this dimension is absent. "1 ..." stands for dimensions of size 1, which broadcast to [*, c]. There are S steps, and P
 branches of guidance:
 
 - P = 1 without guidance;
@@ -35,11 +35,11 @@ class DiffusionBatch:
     """N rows to sample, in their states before the first of S steps."""
 
     z: Tensor  # conditions [P, N, *, D] in the dtype of the head; with guidance, the null branch is last
-    cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; with three branches, two scales, [N, 1 ..., 2], see guide
+    cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; if P = 3, two scales, fp32 [N, 1 ..., 2], see guide
     x: Tensor  # states before the first step, fp32 [N, *, c]
-    noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, ...] if the last step adds none
+    noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, N, *, c] if the last step adds no noise
     table: StepTable
-    temperature: float = 1.0  # factor of the stds
+    temperature: float = 1.0  # each std is multiplied by this number
     fixed_tokens: FixedTokens | None = None  # None if no token is fixed
     mean_adjustment: MeanAdjustment | None = None  # None if no mean changes
 
@@ -58,13 +58,13 @@ class DiffusionBatch:
 
 @dataclass(frozen=True, eq=False)
 class FixedTokens:
-    """The tokens of the rows that an edit fixes, with their values. During the diffusion, the state of a fixed token
+    """The tokens that an edit fixes in the rows, and their values. During the diffusion, the state of a fixed token
     follows the path (1 - t) start + t value.
     """
 
-    t: Tensor  # time before each step, fp32 [S]
+    t: Tensor  # time before each step, fp32 [S]; 0 is noise, 1 is the token
     start: Tensor  # noise, fp32 [N, *, c]
-    value: Tensor  # fp32 [N, *, c]
+    value: Tensor  # values of the fixed tokens, fp32 [N, *, c]
     free: Tensor  # bool, broadcasts to [N, *, c]: True for tokens that are not fixed
 
     def follow(self, x: Tensor, k: int) -> Tensor:
@@ -73,7 +73,7 @@ class FixedTokens:
         return torch.where(self.free, x, (1 - t) * self.start + t * self.value)
 
     def follow_rows(self, x: Tensor, row: Tensor, k: Tensor) -> Tensor:
-        """:meth:`follow` for R states x [R, *, c]; state i is row ``row[i]`` before step ``k[i]``, int64 [R] each."""
+        """:meth:`follow` for R states x [R, *, c]: state i is row ``row[i]`` before step ``k[i]``. Both are int64 [R]."""
         t = self.t[k].view(-1, *(1,) * (x.ndim - 1))
         return torch.where(self.free[row], x, (1 - t) * self.start[row] + t * self.value[row])
 
@@ -91,8 +91,8 @@ class MeanAdjustment(NamedTuple):
 def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:
     """The guided prediction, and the variance logits; [N, *, c] each. The logits are None if the head predicts none.
 
-    Classifier-free guidance changes only the prediction. The logits come from the branch of the whole condition. With
-    three branches, the guided prediction is null + scale_of_part (part - null) + scale (whole - part), as in
+    Classifier-free guidance changes only the prediction. The logits come from the branch of the whole condition. If
+    there are three branches, the guided prediction is null + scale_of_part (part - null) + scale (whole - part), as in
     InstructPix2Pix (Brooks et al. 2023, arXiv 2211.09800, equation 3). There, the part of the condition is the image.
 
     Args:
@@ -162,16 +162,16 @@ class ChainHead(Protocol):
     """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
-        """Call the head at step k, :func:`advance` all rows with the head's output, and add the work to the report's
-        counts. The caller takes the steps in the order k = 0, 1, 2, ...
+        """Call the head at step k, take the step with :func:`advance`, and add the work to the counts of the report. The
+        caller takes the steps in the order k = 0, 1, 2, ...
         """
 
 
 def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
-    """Take all steps, each with all rows, and yield each result. The states after the last step are the samples."""
+    """Take all steps, each with all rows. Yields the result of each step. The states after the last step are the samples."""
     noise = batch.noise if batch.temperature == 1 else batch.noise * batch.temperature
-    # If the last step has no noise of its own, it reads the added entry. The std of such a step is 0, so the value of
-    # the entry does not matter.
+    # If batch.noise has no entry for the last step, this step reads the extra entry at the end. Its std is 0, so the
+    # value of the entry does not matter.
     noises = (*noise, noise[-1])
 
     x = batch.x
@@ -190,9 +190,9 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
     """The rows of two batches in one batch. Each row keeps the numbers of its steps.
 
-    Both batches must have the same number of steps and the same temperature. Neither batch may have fixed tokens, or a
-    last step with noise of a fixed variance. Only ``second`` may have a :class:`MeanAdjustment`. In the joined batch,
-    the rows of ``first`` have gamma = 0.
+    Both batches must have the same number of steps and the same temperature. Neither batch may have fixed tokens.
+    Neither batch may have a last step that adds noise of a fixed variance. Only ``second`` may have a :class:`MeanAdjustment`. In the joined batch,
+    gamma is 0 for the rows of ``first``, so their means do not change.
     """
     parts = (first, second)
     columns = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]

@@ -29,13 +29,13 @@ class _Entries(OfFastAR):
     """Base of all conditions. Each field that is a tuple has one entry per image."""
 
     kind: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # what messages call the entries
+    title: ClassVar[str] = ""  # the name of the entries in messages
     maker: ClassVar[str] = ""  # the node that makes conditions of this kind
-    fastar_version: ClassVar[int] = 1  # version of the description of conditions in docs/sockets.md
+    fastar_version: ClassVar[int] = 1  # docs/sockets.md describes conditions of this version
 
     @property
     def entries(self) -> tuple[Any, ...]:
-        """What each image is conditioned on."""
+        """For each image, what it shows: a class id, a prompt or another value."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -59,18 +59,18 @@ class _Entries(OfFastAR):
         return replace(self, **chosen)
 
     def digests(self) -> tuple[str, ...]:
-        """A short digest for each image. Digests are identical if the entries and the null conditions are identical."""
+        """A short digest for each image. Two digests are identical if both entries and both null conditions are identical."""
         return tuple(fingerprint(self.kind, entry, self.null_text) for entry in self.entries)
 
     @property
     def null_text(self) -> str:
-        """The null condition of guidance if this condition states one, or "" if the model uses its own."""
+        """The null condition of guidance, or "" if the model uses its own null condition."""
         return ""
 
     @property
     def subject(self) -> str:
-        """What all images show, as a readable name such as "cat"; "" if the images show different things, or if there
-        is no readable name.
+        """A readable name for what all images show, such as "cat". It is "" if the images show different things, or if
+        there is no such name.
         """
         return ""
 
@@ -84,7 +84,7 @@ class Condition(_Entries):
     maker: ClassVar[str] = "Class Label"
     labels: tuple[int, ...]  # class ids, one per image
     names: tuple[str, ...]  # class names, same length; used as captions
-    label_set: str = ""  # the list of the names ("picture-book", "imagenet-1k"); "" for ids without names
+    label_set: str = ""  # the list that has the names ("picture-book", "imagenet-1k"); "" for ids without names
 
     @property
     def entries(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class Condition(_Entries):
         if not self.label_set or len({*self.names}) != 1:
             return ""
 
-        name, _, _ = self.names[0].partition(" (")  # "crane (bird)": the brackets only tell classes apart
+        name, _, _ = self.names[0].partition(" (")  # "crane (bird)": the brackets only distinguish classes of one name
         return name
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
@@ -122,7 +122,7 @@ class Condition(_Entries):
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
     def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition as the network reads it; ``guided`` has no effect. Raises the errors of :meth:`class_ids`."""
+        """The condition in the form that the network reads. ``guided`` has no effect. Errors: see :meth:`class_ids`."""
         return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, model.device))
 
 
@@ -130,7 +130,7 @@ class Condition(_Entries):
 class _Prompts(_Entries):
     """Prompts for the images of a batch."""
 
-    texts: tuple[str, ...]  # prompts as typed, one per image to generate
+    texts: tuple[str, ...]  # prompts as the user typed them, one per image to generate
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -145,14 +145,13 @@ class _Prompts(_Entries):
 
 @dataclass(frozen=True)
 class PromptCondition(_Prompts):
-    """Prompts for the images of a batch. The models that read them contain a language model and encode the prompts
-    themselves.
+    """Prompts for the images of a batch, as text. A model that reads them contains a language model, which encodes them.
     """
 
     kind: ClassVar[str] = "prompt"
     title: ClassVar[str] = "prompts"
     maker: ClassVar[str] = "Prompt (FastAR)"
-    unconditional: str = UNCONDITIONAL  # the whole instruction for guidance's null branch, see HybridModel
+    unconditional: str = UNCONDITIONAL  # the whole instruction that the null branch of guidance reads, see HybridModel
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -163,22 +162,22 @@ class PromptCondition(_Prompts):
         return self.unconditional
 
     def prompt_tokens(self, model: MARModel, guided: bool) -> int:
-        """Number of prompt tokens in the KV cache. If ``guided``, the tokens of the null branch's instruction are
-        included. A prompt that several images share counts once.
+        """Number of prompt tokens in the KV cache. If ``guided`` is true, the number includes the tokens of the null
+        branch's instruction. A prompt that several images share counts once.
         """
         hybrid = cast(HybridModel, model)
         null = hybrid.instruction(self.unconditional) if guided else []
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
     def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition as the network reads it; if ``guided``, with the null branch. Raises a UserError if there is no
-        prompt.
+        """The condition in the form that the network reads, with a null branch if ``guided`` is true. Raises a UserError
+        if there is no prompt.
         """
         self.expect_prompt()
         return cast(HybridModel, model).conditioning(self.texts, self.unconditional, guided)
 
 
-# The weight that Janus-4o's authors use for the guidance branch that does not read the input image's VQ tokens.
+# The authors of Janus-4o give this weight to the guidance branch that does not read the input image's VQ tokens.
 USUAL_FREEDOM = 5.0
 LARGEST_FREEDOM = 10.0
 
@@ -206,9 +205,9 @@ class ImagePromptCondition(_Prompts):
 
 @dataclass(frozen=True, eq=False)
 class _Features(_Entries):
-    """Rows of features for each image of a batch."""
+    """Feature vectors for each image of a batch."""
 
-    features: tuple[Tensor, ...]  # one float tensor [n_i, E] per image
+    features: tuple[Tensor, ...]  # one float tensor per image: [n, E], n vectors of E numbers
     names: tuple[str, ...]  # captions, same length
 
     @property
@@ -217,8 +216,8 @@ class _Features(_Entries):
 
 
 class TextCondition(_Features):
-    """Encoded prompts: the text encoder's output for the tokens of each prompt, without padding. The prompts are also
-    the captions.
+    """Encoded prompts: the text encoder's output for the tokens of each prompt, without padding. The captions are the
+    prompts themselves.
     """
 
     kind: ClassVar[str] = "text"
@@ -227,7 +226,7 @@ class TextCondition(_Features):
 
 
 class FeatureCondition(_Features):
-    """Semantic features from Tar's image tokenizer, TA-Tok. Every image has the same number of rows."""
+    """Semantic features from Tar's image tokenizer, TA-Tok. Every image has the same number of feature vectors."""
 
     kind: ClassVar[str] = "features"
     title: ClassVar[str] = "semantic features"
@@ -236,14 +235,14 @@ class FeatureCondition(_Features):
 
 @dataclass(frozen=True, eq=False)
 class CodeCondition(_Entries):
-    """Semantic codes for the images of a batch, from Tar's language model or from existing images. Codes are indices
-    into the codebook of Tar's image tokenizer, TA-Tok.
+    """Semantic codes for the images of a batch. Tar's language model writes them, or its image tokenizer, TA-Tok, encodes
+    existing images. A code is an index into the codebook of TA-Tok.
     """
 
     kind: ClassVar[str] = "codes"
     title: ClassVar[str] = "semantic codes"
     maker: ClassVar[str] = "Tar Prompt or Image to Codes"
-    codes: tuple[Tensor, ...]  # one int64 tensor [n] per image, all of one length
+    codes: tuple[Tensor, ...]  # one int64 tensor [n] per image; n is the same for all images
     names: tuple[str, ...]  # captions, same length
     size: int = 0  # number of entries in the codebook, 0 if unknown
 
@@ -252,12 +251,12 @@ class CodeCondition(_Entries):
         return self.codes
 
 
-# MAR and BitDance read class labels. Harmon, UniPic and BitDance read prompts.
+# MAR reads class labels, and Harmon and UniPic read prompts. A BitDance model reads either labels or prompts.
 ClassOrPrompt = Condition | PromptCondition
 AnyCondition = ClassOrPrompt | ImagePromptCondition | TextCondition | FeatureCondition | CodeCondition
 
 _CLASSES = (Condition, PromptCondition, ImagePromptCondition, TextCondition, FeatureCondition, CodeCondition)
-# For each kind of condition: its name in messages, and the node that makes such a condition.
+# For each kind of condition: the name of its entries in messages, and the node that makes such a condition.
 KINDS = {condition.kind: condition.title for condition in _CLASSES}
 MAKERS = {condition.kind: condition.maker for condition in _CLASSES}
 
@@ -268,13 +267,13 @@ def from_ids(ids: Sequence[int]) -> Condition:
 
 
 def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
-    """Raise a UserError if a condition is not of ``kind``. ``model``: name of the model that reads this kind."""
+    """Raise a UserError if a condition is not of the kind ``kind``. ``model``: name of the model that reads this kind."""
     if condition.kind != kind:
         raise wrong_kind(condition, kind, model)
 
 
 def wrong_kind(condition: AnyCondition, kind: str, model: str) -> UserError:
-    """The error for a condition that ``model`` does not read, because ``model`` reads the kind ``kind``."""
+    """The error for a condition of a kind that the model named ``model`` does not read. It reads the kind ``kind``."""
     return UserError(
         f"condition: {model} reads {KINDS[kind]}, but the condition holds {condition.title}; connect {MAKERS[kind]}."
     )
@@ -284,8 +283,8 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
     """Check that a model can edit images. The check passes if it is unknown whether the model was trained to edit.
 
     Raises:
-        UserError: the model does not read images with prompts, was not trained to edit and would ignore the image, or
-            lacks the part that reads images.
+        UserError: the model does not read images with prompts; the model was not trained to edit, so it would ignore
+            the image; or the model's file lacks the part that reads images.
     """
     if not getattr(model, "reads_images", False):  # models of most families do not have this attribute
         raise wrong_kind(condition, model.condition, model.name)
@@ -302,8 +301,8 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
 
 
 def expect_null_prompt(condition: PromptCondition, model: str) -> None:
-    """Raise a UserError if the prompts have a negative text. ``model``: name of a model that would ignore this text,
-    because the model has its own null prompt (Janus, BitDance).
+    """Raise a UserError if the prompts have a negative text. ``model``: name of a model with its own null prompt (Janus or
+    BitDance). Such a model would ignore the negative text.
     """
     if condition.unconditional != UNCONDITIONAL:
         raise UserError(

@@ -1,6 +1,6 @@
-"""The steps of a diffusion, as numbers in a table on the device.
+"""The coefficients of a diffusion's steps, in a table on the device.
 
-The head makes a *prediction* from the state x of a row (``chain.py``). From the prediction and x follows the *data*, an
+The head makes a *prediction* from the state x of a row (``chain.py``). The prediction and x determine the *data*, an
 estimate of the row without noise. The next state is a sample from a Gaussian:
 
     data     = data_x x + data_per_prediction prediction
@@ -8,7 +8,8 @@ estimate of the row without noise. The next state is a sample from a Gaussian:
     log_std  = log_std_middle + log_std_per_logit logits
     x       <- N(mean, exp(log_std)^2)
 
-The first two lines in one give the *fused* form of the mean, mean = mean_x x + mean_per_prediction prediction.
+The first line, put into the second, gives the *fused* form mean = mean_x x + mean_per_prediction prediction. The logits
+belong to a learned variance; see the next paragraph.
 
 MAR's prediction is the noise in x (Li et al. 2024, arXiv 2406.11838, section 3.2), and its data is x0. x_coefficient
 and data_coefficient are the factors of the posterior mean (coef2 and coef1 in the published code). MAR's head also
@@ -17,8 +18,8 @@ data_per_prediction is 1. The variances of BitDance and NextStep (``nextstep/flo
 is 0. In MAR and BitDance, the state after the last step is the data itself. With some of NextStep's solvers, the last
 step adds noise like the other steps.
 
-Shapes: S steps, embeddings of times of width w. All rows may share the same steps, or each of N rows may have its own
-steps. Only in the second case, the tensors have an axis for the rows. "1 ..." stands for dimensions of size 1.
+Shapes: S steps; time embeddings of width w. All rows share the same steps, or each of N rows has its own steps. Only
+in the second case do the tensors have a dimension N. "1 ..." stands for dimensions of size 1.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ..networks.torch_state import to_device
 
 
 class DiffusionStep(NamedTuple):
-    """The numbers of a step, see the equations at the top of this file."""
+    """The coefficients of a step, see the equations at the top of this file."""
 
     data_x: float
     data_per_prediction: float
@@ -48,8 +49,8 @@ class DiffusionStep(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadCalls:
-    """The calls of BitDance's or NextStep's head for a row, and the step after each call. Time t runs from 0 (noise) to
-    1 (data).
+    """The times at which BitDance or NextStep calls the head for a row, and the step after each call. Time t runs from 0
+    (noise) to 1 (data).
     """
 
     times: tuple[float, ...]  # time t of each call
@@ -57,7 +58,7 @@ class HeadCalls:
 
 
 class StepNumbers(NamedTuple):
-    """The numbers of many steps as tensors: the fields of :class:`DiffusionStep`, then the factors of the
+    """The coefficients of many steps as tensors: the fields of :class:`DiffusionStep`, then the two coefficients of the
     fused mean.
     """
 
@@ -72,7 +73,7 @@ class StepNumbers(NamedTuple):
 
 
 class MeanNumbers(NamedTuple):
-    """The numbers of one step that determine mean and std of the next state, fp32 [] or [N, 1 ...] each."""
+    """The coefficients of one step that give the mean and std of the next state, fp32 [] or [N, 1 ...] each."""
 
     mean_x: Tensor
     mean_per_prediction: Tensor
@@ -82,25 +83,25 @@ class MeanNumbers(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepTable:
-    """The numbers of S steps, on the device. The step with the most noise is first."""
+    """The coefficients of S steps, on the device. The step with the most noise is first."""
 
     # fp32 [S, 8], one column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has its own steps.
     numbers: Tensor
     times: Tensor  # embeddings of the steps' times, [S, w], or [S, N, w] if each row has its own steps
     learns_variance: bool  # whether the head predicts logits of the variance
-    ends_with_noise: bool = False  # whether the last step adds noise of a fixed variance; usually it adds none
+    ends_with_noise: bool = False  # whether the last step adds noise of a fixed variance; usually False
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @cached_property
     def mean_numbers(self) -> list[MeanNumbers]:
-        """The numbers that :func:`.chain.advance` takes, for each step."""
+        """For each step, the coefficients that :func:`.chain.advance` takes."""
         *_, log_std_middle, log_std_per_logit, mean_x, mean_per_prediction = self.numbers.unbind(1)
         return list(map(MeanNumbers, mean_x, mean_per_prediction, log_std_middle, log_std_per_logit))
 
     def columns(self) -> StepNumbers:
-        """The numbers of all steps, fp32 [S] or [S, N, 1 ...] each."""
+        """The coefficients of all steps, fp32 [S] or [S, N, 1 ...] each."""
         return StepNumbers(*self.numbers.unbind(1))
 
     def some_steps(self, first: int, stop: int) -> StepTable:
@@ -124,8 +125,8 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
 def noise_for_steps(noise: Tensor, count: int) -> Tensor:
     """Noise [count, ...] for ``count`` steps, picked from the noise [T, ...] of T steps.
 
-    Step k takes entry k T // count. So a stage of the diffusion uses the same noise whatever the number of steps,
-    and images stay comparable.
+    Step k takes entry k T // count. So with any number of steps, a given fraction of the diffusion uses the same noise,
+    and images with different numbers of steps stay similar.
     """
     if count != len(noise):
         k = torch.arange(count, device=noise.device)

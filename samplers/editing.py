@@ -1,8 +1,8 @@
 """Editing: the tokens outside a mask are fixed, and the sampler regenerates the tokens inside the mask.
 
-Fixed tokens are known before the first pass, so editing works with every accelerator except MuLo-SD, whose sampler
-takes no edit. In the MAR samplers, a new token sees all fixed tokens. All other samplers decide tokens in an order
-that does not depend on the mask, mostly raster order. There, a new token sees only the fixed tokens before it. In
+Fixed tokens are known before the first pass, so editing works with every accelerator except MuLo-SD. The sampler of
+MuLo-SD takes no edit. In the MAR samplers, a new token sees all fixed tokens. All other samplers decide tokens in an
+order that does not depend on the mask, mostly raster order. A new token then sees only the fixed tokens before it. In
 BitDance, a new token also sees the fixed tokens in its own block.
 """
 
@@ -19,13 +19,13 @@ from ..errors import UserError
 from ..networks.precision import is_finite
 from ..reports.record import fingerprint
 
-# Smallest mask value at which a token is regenerated. On a scale of 0 to 255, lower values round to 0, which is black.
-# The soft edge of a feathered mask thus belongs to the mask. ComfyUI's samplers, too, change the image wherever the
-# mask is above 0.
+# Smallest mask value at which a token is regenerated. On a scale of 0 to 255, lower values round to 0. The soft edge of
+# a feathered mask thus belongs to the mask. ComfyUI's samplers, too, change the image wherever the mask
+# is above 0.
 LEAST_MASKED = 0.5 / 255
-# Largest absolute value that is allowed in the latents that an edit starts from. Latents of images have a standard
-# deviation of at most about 5. Values far above 10,000 overflow in norms and in fp16, and a large part of the image
-# becomes NaN.
+# Largest absolute value that FastAR allows in the latents of the image that an edit starts from. Latents of images have a standard
+# deviation of at most about 5. Values far above 10,000 overflow in norms and in fp16, which turns a large part of the
+# image into NaN.
 LARGEST_LATENT = 10_000
 
 
@@ -33,8 +33,8 @@ LARGEST_LATENT = 10_000
 class Edit:
     """An image to start from, and the part of it to regenerate, for B images."""
 
-    # Decoder latents [1 or B, C, H, W], any float dtype; for a token sampler codes, int64 [1 or B, G, G], on a grid of
-    # G x G tokens.
+    # The image to start from: decoder latents [1 or B, C, H, W] of any float dtype, or for a token sampler the codes
+    # of G x G tokens, int64 [1 or B, G, G].
     start: Tensor
     # [1 or B, h, w] of any size, values 0 to 1. A token is regenerated if a mask value in its area is at least
     # LEAST_MASKED.
@@ -42,18 +42,18 @@ class Edit:
 
     def for_images(self, images: Sequence[int], batch: int) -> Edit:
         """The edit for some images of a batch of ``batch`` images. ``images``: the indices of these images. A single
-        start or a single mask applies to every image. Raises the errors of :meth:`expect_batch`.
+        start or a single mask applies to every image. Errors: see :meth:`expect_batch`.
         """
         self.expect_batch(batch)
         start, mask = (x if len(x) == 1 else x[list(images)] for x in (self.start, self.mask))
         return Edit(start, mask)
 
     def expect_batch(self, images: int) -> None:
-        """Check the shape of the mask, and that start and mask have one entry, or one for each of ``images`` images.
+        """Check the shape of the mask. Check that start and mask each have one entry, or ``images`` entries.
 
         Raises:
-            UserError: the mask is not [batch, height, width] or has a dimension of size 0; start or mask has a wrong
-                number of entries.
+            UserError: the mask does not have the shape [batch, height, width]; the mask has a dimension of size 0; start or
+                mask has a wrong number of entries.
         """
         mask = self.mask
         if mask.ndim != 3 or 0 in mask.shape:
@@ -75,7 +75,8 @@ class Edit:
             grid: tokens along one side of a square image, or (height, width) in tokens.
 
         Raises:
-            UserError: see :meth:`expect_batch`; start or mask has values that are not finite; a mask covers no token.
+            UserError: see :meth:`expect_batch`; also, if start or mask has values that are not finite, or if the mask of an
+                image covers no token.
         """
         self.expect_batch(images)
         for name, x in (("latent_image", self.start), ("mask", self.mask)):

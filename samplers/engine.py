@@ -1,21 +1,21 @@
 """One engine for all samplers: an image is a grid of cells, and every pass decides some of the cells.
 
-A sampler has three parts, each with an answer for every pass k:
+A sampler has three parts. For every pass k, each part has one task:
 
-- plan: ``plan[k]`` are the cells that the pass decides;
+- plan: ``plan[k]`` is the tensor of the cells that the pass decides;
 - look: ``look(k, cells)`` runs the transformer on the cells that are decided so far. It returns the output z for
-  ``cells``: conditions for a diffusion head, or hidden rows from which logits are computed;
+  ``cells``: conditions for a diffusion head, or hidden vectors from which the draw computes logits;
 - draw: ``draw(k, cells, z)`` samples the values of ``cells`` from z.
 
 :func:`run_passes` is the loop of all methods whose plan is known before the first pass: MAR, GtR, LazyMAR, NextStep and
 the token samplers (``docs/papers.md`` lists the methods). PAR and ZipAR change the plan, and the tokens that a pass
-feeds. LazyMAR changes the look. DiSA and speculation change the draw. GtR changes the plan and the draw.
+feeds to the transformer. LazyMAR changes the look. DiSA and speculation change the draw. GtR changes the plan and the draw.
 
-Methods that verify drafts (FastHybrid, CSpD, MuLo-SD, Jacobi decoding) have loops of their own, because the cells that
-a pass decides depend on which drafts are accepted. BitDance has its own loop because it shows progress within a pass.
+Some methods verify drafts: FastHybrid, CSpD, MuLo-SD and Jacobi decoding. They have loops of their own, because the
+cells that a pass decides depend on which drafts are accepted. BitDance has its own loop because it shows progress within a pass.
 All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.yield_step`.
 
-Shapes: B images of L = h w cells. The value of a cell is a token id or a vector of channels.
+Shapes: B images, each with L = h w cells in h grid rows and w columns. The value of a cell is a token id or a vector of channels.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from ..reports.record import GIVEN, PAUSE, PLAIN, Clock, Report, dtype_of
 
 @dataclass(eq=False)
 class Step:
-    """The partial result that a sampler yields after every pass.
+    """The partial result that a sampler yields, usually after every pass.
 
-    The latents are computed when they are first read, so a preview that nobody looks at costs nothing. Read the latents
-    before the sampler continues. After that, they cannot be computed any more.
+    A step computes its latents when they are first read, so a preview that nobody looks at costs nothing. Read the
+    latents before the sampler continues, because the step cannot compute them later.
     """
 
-    # Progress, of ``total``. Most samplers count passes, called AR steps in MAR. FastHybrid takes the mean over the
-    # images, because they may be at different AR steps. BitDance counts calls of the diffusion head. jacobi.py
-    # counts the cells whose values are certain. MuLo-SD counts each cell twice, see Block in tokens/mulosd/blocks.py.
+    # Progress: ``done`` of ``total``. Most samplers count passes, called AR steps in MAR. In FastHybrid, the images may
+    # be at different AR steps, so ``done`` is the mean over the images. BitDance counts calls of the diffusion head.
+    # tokens/jacobi.py counts the cells whose values are certain. MuLo-SD counts each cell twice, see Block in
+    # tokens/mulosd/blocks.py.
     done: int
     total: int
-    report: Report  # the running report with the counts so far
+    report: Report  # the report of the run, with the counts so far
     view: View | None  # computes the latents and the decided tokens; None once the sampler has continued
 
     @property
     def latents(self) -> Tensor:
-        """The result so far, shaped as in :class:`Sampled`; zero where undecided."""
+        """The result so far, in the shape that :class:`Sampled` states; zero at undecided cells."""
         return self._viewed[0]
 
     @property
@@ -109,19 +110,19 @@ class Canvas:
     settings: Any
     noise: Any  # random numbers for B images: TokenNoise for a token model, else PairedNoise
     grid: tuple[int, int]  # h, w
-    # The values of the cells, [B, L, ...]. A token model has one more cell at the end. If a pass decides fewer cells of
-    # one image than of another, the padding goes to this cell.
+    # The values of the cells, [B, L, ...]. A token model has one more cell at the end, which no image shows. If a pass
+    # decides fewer cells in one image than in another, the entries that pad the shorter list write to this cell.
     values: Tensor
     report: Report
     total: int = 0  # for Step.total; the sampler sets it before the first pass
     regenerated: Tensor | None = None  # bool [B, L], the cells that an edit regenerates; None without an edit
-    phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
+    phases: tuple[str, str] = ("transformer", "head")  # names in the report for the time of the looks and of the draws
     clock: Clock = field(kw_only=True)
 
-    # Two maps, with the size of the first two dimensions of ``values``:
+    # Two maps, with the shape [B, L]; [B, L + 1] in a token model:
     decided_in_pass: Tensor = field(init=False)  # int32, the pass that decided a cell; -1 if no pass has decided it
     outcome: Tensor = field(init=False)  # uint8, what became of a cell's draft, see reports/record.py
-    # Norms of intermediate values, fp32 [] each. A norm is not finite if one of the values is not finite.
+    # Norms of intermediate tensors, fp32 [] each. A norm is not finite if a value of its tensor is not finite.
     norms: list[Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -159,15 +160,14 @@ class Canvas:
         when: int | Tensor,
         outcome: Tensor | None = None,
     ) -> None:
-        """Decide cells: write their values, the pass and the outcome of their drafts.
+        """Decide cells: store their values, the pass that decides them and the outcome of their drafts.
 
         Args:
             cells: int64 [B, n], or [n] if all images have the same cells. If the images have different numbers of
-                cells: a tuple (image, cell), int64 [N] each. In the other arguments, [N] then replaces [B, n].
+                cells, a tuple (image, cell), int64 [N] each; then [N] replaces [B, n] in the other arguments.
             values: the values of the cells, [B, n, ...].
             when: the pass that decides the cells; int32 [B, n] if different passes decide them.
-            outcome: uint8 [B, n], what became of the cells' drafts, see ``reports/record.py``; None leaves the outcomes
-                unchanged.
+            outcome: uint8 [B, n], what became of the cells' drafts, see ``reports/record.py``; None changes no outcome.
         """
         at: Any
         if isinstance(cells, tuple):
@@ -183,8 +183,8 @@ class Canvas:
             self.outcome[at] = outcome
 
     def partial_latents(self, decided: Tensor) -> Tensor:
-        """The images' latents or codes, shaped as in :class:`Sampled`. They are zero where ``decided``, bool [B, L], is
-        False.
+        """The images' latents or codes, in the shape that :class:`Sampled` states. They are zero at the cells where
+        ``decided``, bool [B, L], is False.
         """
         values = self.values[:, : self.cells]
         decided = decided.view(*decided.shape, *(1,) * (values.ndim - 2))
@@ -200,14 +200,14 @@ class Canvas:
     @torch.inference_mode(False)
     @torch.no_grad()
     def view(self) -> tuple[Tensor, Tensor]:
-        """Latents or codes so far, and which tokens are decided, for :class:`Step`."""
+        """The latents or codes so far, and which tokens are decided; see :data:`View`."""
         decided = self.decided
         return self.partial_latents(decided), decided.view(-1, *self.grid)
 
     def yield_step(self, done: int, view: View | None = None) -> Iterator[Step]:
-        """Yield the partial result. The time until the caller continues does not count as time of the run.
+        """Yield the partial result. The run's time does not include the time until the caller continues.
 
-        ``view``: a function that computes what the step shows; None for :meth:`view`.
+        ``view``: computes the latents and the decided tokens of the step; None for :meth:`view`.
         """
         step = Step(done, self.total, self.report, view or self.view)
         with self.clock.phase(PAUSE):
@@ -215,8 +215,8 @@ class Canvas:
         step.view = None
 
     def watch(self, *norms: Tensor) -> None:
-        """Remember norms, fp32 [] each. Only :meth:`finish` checks the norms for NaN and infinity, so no step waits for
-        the device.
+        """Store norms, fp32 [] each, for :meth:`expect_finite`, which checks all of them at once. So no pass waits for
+        the device to check a norm.
         """
         self.norms.extend(norms)
 
@@ -225,7 +225,7 @@ class Canvas:
         """Stop the clock, complete the report, and return the result.
 
         Raises:
-            UserError: the latents, or norms that :meth:`watch` remembers, are NaN or infinite.
+            UserError: the latents, or norms that :meth:`watch` stored, are NaN or infinite.
         """
         # 1. The maps of the report.
         step = self.decided_in_pass[:, : self.cells]
@@ -269,9 +269,9 @@ def run_passes(
 
     Args:
         canvas: the images to generate.
-        plan: for each number of a pass its cells, int64 [B, n], or [n] if all images have the same cells.
+        plan: the cells of each pass, by the index of the pass: int64 [B, n], or [n] if all images have the same cells.
         look, draw: see the top of this file.
-        yield_step: a function from the number of passes so far to the steps to yield; None for
+        yield_step: takes the number of passes so far, and returns the steps to yield; None for
             :meth:`Canvas.yield_step`.
     """
     yield_step = yield_step or canvas.yield_step
@@ -299,9 +299,9 @@ def finish(sampler: Generator[Any, None, R], callback: Callable[[Any], object] |
 
 
 def start_report(name: str, model: Any, condition: Any, settings: Any, noise: Any) -> Report:
-    """The report of a run before the first pass of the run.
+    """Start the report of a run.
 
-    ``name``: the sampler's name. The other arguments are those that the sampler was called with.
+    ``name``: the sampler's name. The other arguments are the sampler's arguments of the same names.
 
     Raises:
         UserError: the condition and the noise are for different numbers of images.
@@ -319,7 +319,7 @@ def start_report(name: str, model: Any, condition: Any, settings: Any, noise: An
 
 
 def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
-    """The same as :func:`start_report`, but without a condition."""
+    """Start the report of a run without a condition; otherwise the same as :func:`start_report`."""
     report = Report(name, model.name, asdict(settings), noise.seed, len(noise), model.device.type)
     report.remark(model.note, ops.remark(*model.parts.values(), operations=model.net.operations))
     report.dtype = dtype_of(model.net)
@@ -327,5 +327,5 @@ def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
 
 
 def remark_draft(report: Report, draft: Any) -> None:
-    """Add the remarks about a draft model to a report at the end of a run. Leaves out remarks that the report has."""
+    """At the end of a run, add the remarks about a draft model to the report, except remarks that it already has."""
     report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text and text not in report.note))

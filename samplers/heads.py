@@ -1,7 +1,8 @@
-"""The whole diffusion head: its network, and how it is called.
+"""How the samplers call the diffusion head.
 
 :class:`ChainedHead` calls the head one step after another, for all rows together (``chain.py``). :class:`HeadAtStates`
-calls it for any states at any steps (``speculation.py``). ``mar/lazy/head.py`` has LazyMAR's head with its cache.
+calls the head for any states at any steps (``speculation.py``). Both run the whole head. LazyMAR's head reuses cached
+results, see ``mar/lazy/head.py``.
 
 For the letters in shapes (N, P, S, *, c) see ``chain.py``.
 """
@@ -19,41 +20,40 @@ from ..networks.speed import Recordable, recorded
 from ..reports.record import Report
 from .chain import DiffusionBatch, StepInputs, StepResult, advance
 
-# BitDance and NextStep compute at most this many numbers of the head's modulations at once; see _HeadAtConditions.
+# BitDance and NextStep compute at most this many numbers of modulations at once; see budget in _HeadAtConditions.
 MODULATION_BUDGET = 1 << 27
 
 
 class HeadNetwork(Protocol):
-    """A diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``. Its *modulations* are the scales, shifts
-    and gates of its layers. They depend on a condition and a time, but not on the state.
+    """A diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``. The *modulations* are the scales, shifts and
+    gates of the head's layers. They depend on a condition and a time, but not on the state.
     """
 
     cond_embed: Any  # a layer that turns conditions [..., D] into embeddings [..., w]
 
     @property
     def modulation_numbers(self) -> int:
-        """How many numbers the modulations of one token contain in total."""
+        """How many numbers the modulations of one token contain, at one time and in one branch."""
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
-        """Modulations [..., w'] for embeddings [..., w]. Each of these embeddings is the embedding of a condition plus
-        the embedding of a time.
+        """Modulations [..., w'] for embeddings [..., w]. Each embedding is the sum of a condition's and a time's embedding.
         """
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predictions, followed by variance logits if the head learned them, fp32 [P, N, *, c or 2 c].
+        """The predictions, fp32 [P, N, *, c]. If the head predicts variance logits, these follow: fp32 [P, N, *, 2 c].
 
         ``x``: states, fp32 [N, *, c]. ``modulations``: [P, N, *, w'] each.
         """
 
 
 class _HeadAtConditions:
-    """The whole diffusion head, without LazyMAR's cache, for the conditions of N rows. The report counts the work.
+    """The whole diffusion head for the conditions of N rows. The report counts the work.
 
-    One matrix product computes the modulations of many steps, so the weights are read only once for all these steps.
+    One matrix product computes the modulations of many steps, so it reads the weights only once for all these steps.
 
     Args:
-        budget: how many numbers of modulations one product may compute. One step (in :class:`HeadAtStates`, one state)
-            is computed at once even if its modulations exceed the budget.
+        budget: the highest number of numbers that one product may compute. The product computes at least one step (in
+            :class:`HeadAtStates`, one state), even if the modulations of this step exceed the budget.
     """
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
@@ -67,7 +67,7 @@ class _HeadAtConditions:
         ones = (1,) * (batch.z.ndim - 3)
         self._times = times.view(len(times), 1, -1, *ones, times.shape[-1])
 
-        # How many rows at one step fit the budget, and how many steps of all rows.
+        # The budget allows this many rows at one step, and this many steps of all rows.
         branches, rows, *tokens, _ = batch.z.shape
         numbers_of_row = branches * math.prod(tokens) * head.modulation_numbers
         self._rows_at_once = max(1, budget // numbers_of_row)
@@ -77,7 +77,7 @@ class _HeadAtConditions:
 class ChainedHead(_HeadAtConditions):
     """Calls the whole head one step after another, for :func:`.chain.run_chain`."""
 
-    # The modulations from the newest product: for each step, a tuple of tensors [P, N, *, w'].
+    # The modulations from the newest product: a tuple of tensors [P, N, *, w'] for each of its steps.
     _newest: Sequence[tuple[Tensor, ...]] = ()
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
@@ -113,9 +113,10 @@ class HeadAtStates(_HeadAtConditions):
             self._all_modulations = [m.transpose(0, 1) for m in head.modulations(self._times + self._condition)]
 
     def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
-        """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c], in calls that fit the budget.
+        """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c]. Each call of the head fits the budget.
 
-        State i belongs to row ``row[i]`` at step ``k[i]``, int64 [M] each on the device. All rows have the same steps.
+        State i belongs to row ``row[i]`` at step ``k[i]``. Both are int64 [M] on the device. The table of the batch must
+        have the same steps for all rows.
         """
         most = self._rows_at_once
         parts = []
@@ -131,5 +132,5 @@ class HeadAtStates(_HeadAtConditions):
         if self._all_modulations is not None:
             return [m[:, k, row] for m in self._all_modulations]
 
-        times = self._times[k, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
+        times = self._times[k, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]
         return self._head.modulations(times + self._condition[:, row])

@@ -1,14 +1,13 @@
-"""Paired noise: the seed, the image's index and the token's position determine all random numbers of an image.
+"""Paired noise: the seed, the image's index and the token's cell determine all random numbers of an image.
 
-Two samplers with the same seed therefore start from the same noise, and image i has the same noise whether it is
-generated alone or in a batch. A *stream* is a named sequence of random numbers. Different streams are independent.
+Two samplers with the same seed therefore start from the same noise. Image i has the same noise whether FastAR generates
+it alone or in a batch. A *stream* is a named sequence of random numbers. Different streams are independent.
 
-- :class:`PairedNoise`: noise for diffusion. Generators on the CPU compute it, so it does not depend on the device. They
-  leave PyTorch's global generator unchanged.
-- :class:`CounterRNG`: random numbers for the verification of drafts. How many of them a rejected draft needs is not
-  known in advance, so each number is computed from a counter.
-- :class:`CellNoise`: random numbers for sampling discrete tokens, also computed from counters; see
-  ``tokens/token_noise.py``.
+- :class:`PairedNoise`: noise for diffusion. Generators on the CPU compute the noise, so it does not depend on the
+  device. These generators leave PyTorch's global generator unchanged.
+- :class:`CounterRNG`: random numbers for the verification of drafts. Nobody knows in advance how many
+  numbers a rejected draft needs, so a hash of a counter gives each number.
+- :class:`CellNoise`: random numbers for sampling discrete tokens, also from counters; see ``tokens/token_noise.py``.
 
 The counters follow SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): a counter
 advances in steps of :data:`GOLDEN`, and :func:`mix_` hashes it.
@@ -29,7 +28,7 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_FACTOR_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_FACTOR_2 = 0x94D049BB133111EB - (1 << 64)
-# Distance between the counters of two consecutive cells (token positions): 2^32 times GOLDEN, modulo 2^64.
+# Difference between the counters of two consecutive cells: 2^32 times GOLDEN, modulo 2^64.
 _CELL_STRIDE = (GOLDEN & 0xFFFFFFFF) << 32
 # The largest fp32 number below 1.
 _BELOW_ONE = 1 - 2**-24
@@ -53,7 +52,7 @@ def stream_key(seed: int | None, image: int, stream: str) -> bytes:
 
 
 class PairedNoise:
-    """The noise of B images, generated from one seed (0 to 2^64 - 1).
+    """The noise of B images, all from one seed (0 to 2^64 - 1).
 
     ``images``: for each of the B images, its index in the whole batch of the run.
     """
@@ -75,8 +74,8 @@ class PairedNoise:
         return out
 
     def orders(self, tokens: int) -> Tensor:
-        """A permutation of the token positions for each image, int64 [B, tokens]. The position in the last entry is
-        decided first.
+        """A permutation of the cells for each image, int64 [B, tokens]. The sampler decides the cell in the last entry
+        first.
         """
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 
@@ -85,8 +84,8 @@ class PairedNoise:
         return torch.stack([torch.randn(tokens, channels, generator=g) for g in self._generators(f"{stream}/first")])
 
     def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
-        """The noise of ``count`` diffusion steps, fp32 [B, count, tokens, channels]. Entry 0 is for the first step,
-        whose state has the most noise.
+        """The noise of ``count`` diffusion steps, fp32 [B, count, tokens, channels]. Entry 0 is for the first step.
+        Before this step, the state has the most noise.
         """
         generators = self._generators(f"{stream}/steps")
         return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in generators])
@@ -97,7 +96,7 @@ def noise_bytes(images: int, streams: Mapping[str, int], numbers_per_step: int) 
 
     Args:
         images: number of images in the batch.
-        streams: diffusion steps of every stream, see :meth:`.Guarantees.streams`.
+        streams: the number of diffusion steps of every stream, see :meth:`.Guarantees.streams`.
         numbers_per_step: number of random numbers that one image needs in one step.
     """
     entries = sum(count + 2 for count in streams.values())  # the start, the steps, and one entry to spare
@@ -107,9 +106,9 @@ def noise_bytes(images: int, streams: Mapping[str, int], numbers_per_step: int) 
 class CounterRNG:
     """Counter-based random numbers for N rows. Each row has a key.
 
-    A row has independent sequences of numbers, called lanes: number i of a lane is a hash of (key, lane, i). There is
-    no state, so the numbers of a row depend neither on the other rows nor on earlier calls. The numbers are computed on
-    the device of the keys.
+    A row has independent sequences of numbers, called lanes. Number i of a lane is a hash of (key, lane, i). An object
+    has no state besides the keys, so the numbers of a row depend neither on other rows nor on earlier calls. The device
+    of the keys computes the numbers.
 
     ``keys``: int64 [N], see :func:`row_keys`.
     """
@@ -122,8 +121,8 @@ class CounterRNG:
         return CounterRNG(self.keys[rows])
 
     def _halves(self, lane: Tensor | int, start_index: int, count: int) -> tuple[Tensor, Tensor]:
-        """Two uniform random numbers for each index ``start_index .. start_index + count - 1`` of a lane, fp32
-        [N, count] each: one from the upper and one from the lower 32 bits of the hash. All are above 0 and at most 1.
+        """Two uniform random numbers for each index ``start_index .. start_index + count - 1`` of a lane: one from the
+        upper and one from the lower 32 bits of the hash. Both results are fp32 [N, count], above 0 and at most 1.
         """
         if isinstance(lane, int):
             lane = torch.full_like(self.keys, lane)
@@ -145,8 +144,8 @@ class CounterRNG:
         return self._halves(lane, start_index, count)[0]
 
     def normal(self, lane: Tensor | int, start_index: int, count: int, channels: int) -> Tensor:
-        """The vectors ``start_index .. start_index + count - 1`` of a lane, each with ``channels`` standard normal
-        numbers: fp32 [N, count, channels]. ``lane`` as for :meth:`uniform`.
+        """The vectors ``start_index .. start_index + count - 1`` of a lane, fp32 [N, count, channels]. A vector has
+        ``channels`` standard normal numbers. ``lane``: see :meth:`uniform`.
 
         Source: Box & Muller 1958.
         """
@@ -157,8 +156,8 @@ class CounterRNG:
 
 
 def row_keys(noise: PairedNoise, stream: str, tokens: int) -> Tensor:
-    """A key of :class:`CounterRNG` for every token position, int64 [B, tokens]. The key is made of the bits of two fp32
-    numbers, which ``stream`` has for the position.
+    """A key of :class:`CounterRNG` for every token (or block) of an image, int64 [B, tokens]. A key consists of the bits of
+    two fp32 numbers of ``stream``.
     """
     bits = noise.start_noise(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
     return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)
@@ -170,11 +169,11 @@ class CellNoise(NamedTuple):
     The class holds only tensors, so a function that is recorded as a CUDA graph can take it as an argument.
     """
 
-    keys: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and value 0
-    steps: Tensor  # int64 [V], the number that each token value adds to the counter
+    keys: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and token value 0
+    steps: Tensor  # int64 [V], the number that each token value adds to the image's counter
 
     def uniform(self, cells: Tensor) -> Tensor:
-        """Uniform numbers, fp32 [B, n, V]. They are above 0 and below 1, and their resolution is highest near 0.
+        """Uniform numbers, fp32 [B, n, V], above 0 and below 1. Their resolution is highest near 0.
 
         ``cells``: int64 [n], or [B, n] if the images have different cells.
         """
@@ -186,8 +185,8 @@ class CellNoise(NamedTuple):
         return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
     def gumbel(self, cells: Tensor) -> Tensor:
-        """Gumbel(0, 1) noise, fp32 [B, n, V]; ``cells`` as for :meth:`uniform`."""
-        # The noise is -log(-log(1 - u)), with 1 - u instead of the usual u. Its large values, which decide the argmax,
-        # then come from uniform numbers near 0, where the resolution is highest.
+        """Gumbel(0, 1) noise, fp32 [B, n, V]; ``cells``: see :meth:`uniform`."""
+        # The noise is -log(-log(1 - u)), with 1 - u instead of the usual u. Large noise decides the argmax. With 1 - u, it
+        # comes from uniform numbers near 0, where the resolution is highest.
         log = self.uniform(cells).neg_().log1p_()  # log(1 - u)
         return log.neg_().log_().neg_()

@@ -1,5 +1,5 @@
-"""Settings of the samplers: frozen dataclasses. FastAR derives the nodes' widgets, the options of the command line and
-the range checks from their fields.
+"""Settings of the samplers: frozen dataclasses. FastAR makes the nodes' widgets, the options of the command line and the
+range checks from the fields of these classes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Knob:
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()  # allowed strings, or empty
-    # The value for a full-size model, if the default is None; else None. A new node shows this value, and the setting
-    # has the type of this value. None stands for the value of the setting ``same_as`` if there is one, else for the
-    # model's own value.
+    # Only for a setting whose default is None: the usual value for a full-size model, which a new node shows. It also
+    # gives the setting its type. A setting that is None takes the value of the setting ``same_as`` if there is one, or
+    # else the model's own value.
     full_size_value: float | None = None
     same_as: str = ""  # the name of the setting whose value replaces None, or ""
     symbol: str = ""  # the paper's symbol for the setting if it differs from the name, or ""
@@ -47,10 +47,10 @@ class Settings:
         UserError: a value of a wrong type, a number that is not finite or outside its range, or an unknown choice.
     """
 
-    # Settings of other samplers that a user may try here, each with a text: why this class lacks it, and what to do.
+    # Settings of other samplers that a user may try here. Each has a text: why this class lacks it, and what to do.
     refused: ClassVar[Mapping[str, str]] = {}
-    # Settings that FastAR removed from this class, not from its base classes, each with the value that now always
-    # applies; see is_removed.
+    # Settings that FastAR removed from this class (not from its base classes), each with the value that FastAR now
+    # always uses; see is_removed.
     removed: ClassVar[Mapping[str, Any]] = {}
     # For some of the removed settings, a text that says what replaces them.
     instead: ClassVar[Mapping[str, str]] = {}
@@ -64,18 +64,19 @@ class Settings:
 class Guarantees(Settings):
     """Settings of a sampler, and what they promise about its images.
 
-    If a sampler combines several methods, its settings have one base class for each method. Each of these classes adds
-    its answer to the answer of ``super()``.
+    If a sampler combines several methods, its settings class has one base class for each method. Each base class
+    combines its answer with the answer of ``super()``.
     """
 
-    # Whether the method, if it is not exact, generates a different image of the same subject, because it decides tokens
-    # in a different order or starts from a small image. False if its image approximates the unaccelerated image.
+    # For a method that is not exact: True if its image is a different image of the same subject, because the method
+    # decides tokens in a different order or starts from a small image; False if it approximates the unaccelerated
+    # image.
     different_image: ClassVar[bool] = False
 
     @property
     def approximates(self) -> bool:
-        """Whether the settings change the distribution of the images. Samplers of discrete tokens leave this False and
-        override :meth:`exact`, because their answer may depend on the size of the token grid.
+        """Whether the settings change the distribution of the images. Settings of discrete-token samplers leave this False
+        and override :meth:`exact`, because their answer may depend on the size of the token grid.
         """
         return False
 
@@ -85,8 +86,8 @@ class Guarantees(Settings):
         return False
 
     def exact(self, side: int) -> bool:
-        """Whether the images equal the unaccelerated sampler's images, up to rounding in fp32. ``side``: number of
-        tokens along a side of the grid.
+        """Whether the images are identical to the unaccelerated sampler's images, up to rounding in fp32. ``side``: number
+        of tokens along a side of the grid.
         """
         return not (self.approximates or self.samples_differently)
 
@@ -95,20 +96,19 @@ class Guarantees(Settings):
         return self.samples_differently and not self.approximates
 
     def no_gain(self, report: Report) -> str:
-        """Why these settings made the run no faster: a sentence that names the part of the method that had no effect.
-        "" if there is no such part.
+        """A sentence that says which part of the method did not make the run faster, and why; "" if every part did.
         """
         return ""
 
     def streams(self) -> dict[str, int]:
         """The streams of diffusion noise (``noise.py``): the name of each stream, and the number of diffusion steps
-        that it has noise for. The noise depends on the name, so two diffusions with different noise need two streams.
+        for which the stream has noise. The noise depends on the name, so two diffusions with different noise need two streams.
         """
         return {}
 
 
 def knob(default: Any, help: str, **metadata: Any) -> Any:
-    """A dataclass field for a setting. ``help`` and ``metadata`` are the fields of its :class:`Knob`."""
+    """A dataclass field for a setting. ``help`` and ``metadata`` become the fields of the setting's :class:`Knob`."""
     return field(default=default, metadata={"knob": Knob(help, **metadata)})
 
 
@@ -123,8 +123,8 @@ def default_or_full_size(default: Any, metadata: Knob) -> Any:
 
 
 def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by name. Each None is replaced, in this order of preference, by the value of the setting
-    ``same_as``, by the model's ``own`` value, or by ``full_size_value``; see :class:`Knob`.
+    """All settings by name, without None where possible. The first of these values that exists replaces None: the value of
+    the setting ``same_as``, the model's ``own`` value, ``full_size_value``; see :class:`Knob`.
     """
     values: dict[str, Any] = {}
     for name, (_, metadata) in knobs(settings).items():
@@ -139,8 +139,8 @@ def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(kind: type, values: Mapping[str, Any]) -> str:
-    """Values of settings in words, such as "32 AR steps, cfg 2.5". Advanced settings are left out if they have their
-    defaults.
+    """Values of settings in words, such as "32 AR steps, cfg 2.5". The text omits advanced settings that have their
+    default values.
     """
     words = []
     for name, (default, metadata) in knobs(kind).items():
@@ -171,11 +171,11 @@ S = TypeVar("S", bound=Settings)
 
 
 def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Settings of the class ``kind`` from values by name. A number or a switch may also be text from a command line.
+    """Settings of the class ``kind`` from values by name. The value of a number or a switch may also be text from a command line.
 
     Raises:
-        UserError: an unknown name; a removed setting whose value is not the one that now always applies; or a value
-            that :class:`Settings` does not allow.
+        UserError: a name is unknown; a removed setting has a value that :func:`is_removed` does not accept; or
+            :class:`Settings` does not allow a value.
     """
     known = knobs(kind)
     parsed: dict[str, Any] = {}
@@ -191,8 +191,8 @@ def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 def removed_from(kind: type[Settings]) -> dict[str, Any]:
-    """Names of the settings that FastAR removed from ``kind`` and its base classes, with the values that now always
-    apply.
+    """Names of the settings that FastAR removed from ``kind`` and its base classes, with the values that FastAR now always
+    uses.
     """
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
@@ -201,12 +201,11 @@ def removed_from(kind: type[Settings]) -> dict[str, Any]:
 
 
 def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
-    """Whether ``kind`` once had a setting of this name, and ``value`` is the value that now always applies.
-
-    Saved workflows and scripts may still name such a setting.
+    """Whether FastAR removed the setting ``name`` from ``kind``. If it did, ``value`` must be the value that FastAR now
+    always uses. Saved workflows and scripts may still name a removed setting.
 
     Raises:
-        UserError: ``kind`` once had the setting, but ``value`` is a different value.
+        UserError: FastAR removed the setting, but ``value`` is a different value.
     """
     removed = removed_from(kind)
     if name not in removed:
@@ -224,8 +223,7 @@ def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
 
 
 def unknown_setting_error(kind: type[Settings], name: str, field: str, problem: str) -> UserError:
-    """The error for a name that is not a setting of ``kind``; for ``field`` and ``problem`` see
-    :func:`.errors.unknown`.
+    """The error for a name that is not a setting of ``kind``. For ``field`` and ``problem`` see :func:`.errors.unknown`.
     """
     reason = kind.refused.get(name)
     if reason is not None:

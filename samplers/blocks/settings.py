@@ -34,8 +34,8 @@ class BlockSettings(Annealed):
         "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet's classes; at 1, guidance is off, which halves the "
         "work.",
         low=1.0, high=20.0, step=0.1,
-        more="The published values for ImageNet are 3.2, 3.9 and 6.1 for model B with blocks of 1, 4 and 16 tokens, "
-            "4.0 for model L and 4.55 for model H.")
+        more="The published values for ImageNet are 4.0 for model L, 4.55 for model H, and for model B 3.2, 3.9 or "
+             "6.1 (with blocks of 1, 4 or 16 tokens).")
     width: int | None = knob(None, "Width of the image in pixels. Usual: the width of one of the sizes (width x "
         "height) that the model was trained for; Load BitDance lists these sizes.",
         low=8, high=8192, step=8, full_size_value=1024, unit="pixels")

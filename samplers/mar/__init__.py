@@ -2,14 +2,15 @@
 
 The files in reading order:
 
-- ``settings.py``: what a user can set for MAR, and what the other samplers share with it;
-- ``schedule.py``, ``order.py``: which tokens each AR step decides;
+- ``settings.py``: the settings of MAR, and the settings that the other samplers share with MAR;
+- ``schedule.py``, ``order.py``: which tokens each AR step (pass) decides;
 - ``tokens.py``, ``tables.py``, ``canvas.py``: the images, their tokens, and the steps of a token's diffusion;
 - ``transformer.py``: the look, which computes a condition for each token;
 - ``diffusion.py``: the draw, which samples tokens from their conditions;
 - ``mar.py``: the sampler MAR;
-- ``gtr/``: the tokens on one colour of a checkerboard in many AR steps, and the other tokens in one or two;
-- ``lazy/``: LazyMAR, which reuses features of earlier AR steps, alone or in the other samplers;
-- ``fasthybrid/``: drafts of later tokens, which are refined in a few diffusion steps;
-- ``cspd/``: drafts of a small model, which a large model verifies.
+- ``gtr/``: GtR decides the tokens on one colour of a checkerboard in many AR steps, and then the other tokens in one or
+  two;
+- ``lazy/``: LazyMAR reuses features of earlier AR steps, alone or in the other samplers;
+- ``fasthybrid/``: FastHybrid drafts later tokens, and refines the drafts in a few diffusion steps;
+- ``cspd/``: CSpD drafts tokens with a small model, and verifies the drafts with a large model.
 """

@@ -1,11 +1,11 @@
 """The canvas of MAR-like models: the state of the images while a sampler generates them.
 
-An AR step is one of the steps in which the sampler decides the tokens of the images; ``order.py`` says which tokens
-each AR step decides. :func:`mar_canvas` checks the inputs of a sampler and makes the canvas. :meth:`MARCanvas.batch`
-makes the batches for the diffusion of tokens.
+In each AR step, a sampler decides some tokens of every image; ``order.py`` says which. :func:`mar_canvas` checks the
+inputs of a sampler and makes the canvas. :meth:`MARCanvas.batch` makes the batches for the diffusion of tokens.
 
 Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens of c channels, S diffusion steps, and
-P branches of guidance (2 with guidance, 1 without). A position is the index of a token in its image, row by row.
+P branches. P is 2 with guidance: the branch with the condition, and the null branch without it. P is 1 without
+guidance. A position is the index of a token in its image, counted row by row.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ class MARCanvas(Canvas):
     noise: PairedNoise
     order: Order = field(kw_only=True)
     conditioning: Conditioning = field(kw_only=True)  # the condition as the network reads it
-    # The latents that an edit starts from, fp32 [1 or B, C, H, W]; None without an edit.
+    # The latents of the image to edit, fp32 [1 or B, C, H, W]; None without an edit.
     edit_latents: Tensor | None = field(default=None, kw_only=True)
 
-    guided: bool = field(init=False)  # whether guidance is on, so there is a branch without the condition
-    # The diffusion timestep from which every token is denoised. A draft model starts from the same timestep, and so do
-    # the shorter diffusions of DiSA and FastHybrid.
+    guided: bool = field(init=False)  # whether guidance is on, so there is a null branch
+    # The timestep at which the diffusion of every token starts. The diffusions of a draft model and the shorter
+    # diffusions of DiSA and FastHybrid start at the same timestep.
     first_timestep: int = field(init=False)
-    # The timestep from which plain MAR denoises every token; :attr:`first_timestep` is lower if the settings clip it.
-    # The noise has an entry for every step of a diffusion from this timestep, so it is identical to plain MAR's noise.
+    # The timestep at which the diffusion of unaccelerated MAR starts; :attr:`first_timestep` is lower if the settings
+    # limit it. The noise has an entry for every step of MAR's diffusion, so it is identical to MAR's noise.
     noise_timestep: int = field(init=False)
 
-    # State of CSpD: the positions at which it has written drafts since it last discarded drafts, bool [B, L]. A
-    # position stays True after its draft has been verified.
+    # State of CSpD, bool [B, L]: the positions that have received drafts since CSpD last discarded drafts. A position
+    # stays True after its draft has been verified.
     drafted: Tensor = field(init=False)
-    # State of LazyMAR: how often each token's decoder rows came from its cache, int32 [B, L]; None without this cache.
+    # State of LazyMAR, int32 [B, L]: how many passes took a token's row in the decoder from the token cache. None without
+    # this cache.
     cached: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -72,10 +73,10 @@ class MARCanvas(Canvas):
             self.first_timestep = min(self.first_timestep, SAFE_FIRST_TIMESTEP)
 
     def with_model(self, model: MARModel, condition: ClassOrPrompt, report: Report) -> MARCanvas:
-        """A canvas of the same images for another model, with another report that counts the model's work.
+        """A canvas of the same images for a different model, whose work ``report`` counts.
 
-        Both canvases share everything else, such as the tokens, the drafts, the measured seconds, and the timestep at
-        which the diffusion starts.
+        ``condition``: the condition for the other model. The two canvases share everything else, such as the tokens, the
+        drafts, the measured seconds, and the timestep at which the diffusion starts.
         """
         model.net.begin_run()
         other = copy(self)
@@ -86,12 +87,12 @@ class MARCanvas(Canvas):
 
     @property
     def decided(self) -> Tensor:
-        """The positions that have a value, bool [B, L]: sampled, fixed by an edit, or drafted."""
+        """The positions that have a value, bool [B, L]: a sampled token, a token outside an edit's mask, or a draft."""
         return super().decided | self.drafted
 
     def to_latents(self, values: Tensor) -> Tensor:
-        """Turn tokens, fp32 [B, L, c], into latents, fp32 [B, C, H, W]. In an edit, the latents outside the mask are
-        :attr:`edit_latents`.
+        """Turn tokens, fp32 [B, L, c], into latents, fp32 [B, C, H, W]. In an edit, :attr:`edit_latents` replace the
+        latents outside the mask.
         """
         latents = self.model.to_latents(values)
         if self.edit_latents is None or self.regenerated is None:
@@ -103,7 +104,7 @@ class MARCanvas(Canvas):
 
     @torch.inference_mode(False)
     def finish(self) -> Sampled:
-        """See :meth:`.Canvas.finish`. With LazyMAR's cache, the report also gets the map :attr:`cached`."""
+        """See :meth:`.Canvas.finish`. With LazyMAR's token cache, the report also gets the map :attr:`cached`."""
         if self.cached is not None:
             cached = self.cached.unflatten(1, self.grid).cpu().numpy()
             self.report.maps["cached"] = cached
@@ -113,22 +114,22 @@ class MARCanvas(Canvas):
     # --- the drafts of CSpD
 
     def draft(self, positions: Tensor, values: Tensor) -> None:
-        """Write the drafts ``values``, fp32 [B, n, c], at ``positions``, int64 [B, n], which are not decided yet."""
+        """Write the drafts ``values``, fp32 [B, n, c], at ``positions``, int64 [B, n]. These must be undecided."""
         self.drafted.scatter_(1, positions, True)
         self.values.scatter_(1, positions[..., None].expand_as(values), values)
 
     def discard_drafts(self) -> None:
-        """Mark no position as drafted any more. The values of the drafts stay until other values replace them."""
+        """Mark all positions as not drafted. The values of the drafts stay until other values replace them."""
         self.drafted.fill_(False)
 
     # --- the diffusion of a token
 
     def respacing(self, count: int) -> Respacing:
-        """The numbers of a diffusion in at most ``count`` steps; see :func:`.tables.respacing`."""
+        """The coefficients of a diffusion in at most ``count`` steps; see :func:`.tables.respacing`."""
         return respacing(count, self.first_timestep, self.model.max_beta)
 
     def step_table(self, count: int) -> StepTable:
-        """The steps of :meth:`respacing`, on the device. As usual in MAR, the last step adds no noise."""
+        """The steps of :meth:`respacing`, on the device. As in the published code, the last step adds no noise."""
         respaced = self.respacing(count)
         return step_table(respaced.without_last_noise, self.time_embeddings(respaced))
 
@@ -138,10 +139,10 @@ class MARCanvas(Canvas):
         return self.model.net.head.time_embed(to_device(respaced.timestep_map.flip(0), self.device))
 
     def noise_of(self, stream: str) -> StreamNoise:
-        """The noise of a stream for every token, on the device.
+        """The noise of a stream (see :class:`.StreamNoise`) for every token, on the device.
 
         Raises:
-            LookupError: the settings do not declare how many diffusion steps the stream has.
+            LookupError: the settings do not declare the stream and its number of diffusion steps.
         """
         streams = self.settings.streams()
         if stream not in streams:
@@ -158,12 +159,12 @@ class MARCanvas(Canvas):
     def batch(
         self, table: StepTable, tokens: Tokens, z: Tensor, noise: StreamNoise, step: int | None = None
     ) -> DiffusionBatch:
-        """The batch of tokens, in their states before the first diffusion step of ``table``.
+        """A batch for the diffusion of N tokens, in their states before the first diffusion step of ``table``.
 
         Args:
             table: the diffusion steps to take.
             tokens: the N tokens.
-            z: the transformer's output for the positions from which the tokens were chosen, [P, B, n, C], where C is
+            z: the conditions z of the n positions in each image from which the tokens were chosen, [P, B, n, C]; C is
                 the transformer's width.
             noise: noise of all tokens of the images; it may have more diffusion steps than ``table``.
             step: the AR step whose guidance scale all tokens get. None: each token gets the guidance scale of the AR
@@ -192,7 +193,7 @@ def mar_canvas(
     edit: Edit | None,
 ) -> MARCanvas:
     """Check the inputs of the sampler ``name`` and return the canvas. :func:`samplers.mar.mar.mar` explains the other
-    arguments. The canvas's clock includes the time to read the condition.
+    arguments. The canvas's clock starts before the network reads the condition.
 
     Raises:
         UserError: the inputs do not fit the model, or do not fit each other.
@@ -211,8 +212,8 @@ def mar_canvas(
         tokens = model.to_tokens(edit_latents.expand(len(condition), -1, -1, -1))
         report.edits = edit_digests(tokens, regenerated)
 
-    # As in the published code, the last entry of a random order is decided first. Everything after this line has orders
-    # whose first entry is decided first.
+    # In the published code, the last entry of a random order is decided first. FastAR reverses the orders here, so
+    # everywhere else the first entry is decided first.
     random_orders = noise.orders(c.tokens).flip(1)
     order = Order(settings.orders(random_orders).to(model.device), settings, regenerated)
     return MARCanvas(
@@ -231,11 +232,11 @@ def mar_canvas(
 
 
 def latents_and_mask(model: MARModel, edit: Edit, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The latents that an edit starts from, fp32 [1 or B, C, H, W], and which tokens to sample, bool [B, L].
+    """The latents of the image to edit, fp32 [1 or B, C, H, W], and which tokens to sample, bool [B, L].
 
     Raises:
-        UserError: see :meth:`Edit.token_mask`; also latents whose shape does not fit the model, latents far outside the
-            range of a decoder, or masks that cover different numbers of tokens in one batch.
+        UserError: the shape of the latents does not fit the model, the latents are far outside the range of a decoder,
+            or the masks of the batch cover different numbers of tokens. See also :meth:`Edit.token_mask`.
     """
     c = model.net.config
     want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)

@@ -1,11 +1,11 @@
-"""MAR: at every AR step, the transformer computes a condition z for each token that the step decides, and a diffusion
-head samples the tokens from their conditions.
+"""MAR decides some tokens of the images in every AR step. The transformer computes a condition z for each of these
+tokens, and a diffusion head samples the tokens from their conditions.
 
 Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838), section 3.
 
 ``engine.py`` calls the function that computes z the *look*, and the function that samples tokens from z the *draw*.
 Here the look is a :class:`.Transformer` (``transformer.py``), and the draw is a :class:`.Diffusion` (``diffusion.py``).
-The other MAR samplers use or replace these classes.
+The other MAR samplers use these classes, or replace them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check(model: MARModel, settings: MARBase) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: more AR steps than tokens; for GtR also a stage with more AR steps than tokens, or without AR steps.
+        UserError: there are more AR steps than tokens; or, for GtR, a stage has more AR steps than tokens, or no AR step.
     """
     settings.masked_after_steps(model.net.config.grid**2)
 
@@ -49,18 +49,19 @@ def mar(
 
     Args:
         model: the network and the metadata of its file.
-        condition: the classes or prompts of B images, whichever the model reads.
-        settings: :class:`MARSettings`, or LazyMAR's settings, which have the same fields and more.
+        condition: the classes of B images, or their prompts if the model reads prompts.
+        settings: :class:`MARSettings`, or the settings of LazyMAR, which include the same fields.
         noise: the noise of B images.
-        make_transformer: makes the transformer and its head, which compute everything or use LazyMAR's caches.
+        make_transformer: makes the transformer and the caller of its diffusion head. Both compute everything, or both
+            use LazyMAR's caches.
         edit: an image, and the part of it to regenerate; None to generate whole images.
 
     Yields:
         :class:`Step` after every AR step; returns :class:`Sampled`.
 
     Raises:
-        UserError: labels that the model does not have, more AR steps than tokens, speculation together with a cache of
-            the head, or an edit that does not fit the model.
+        UserError: the model does not have a label, there are more AR steps than tokens, speculation is combined with a
+            cache of the head, or the edit does not fit the model.
     """
     canvas = mar_canvas("mar", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)

@@ -1,6 +1,6 @@
 """How many tokens each AR step decides, and in which order the tokens of an image are decided.
 
-Source: Li et al. 2024 (arXiv 2406.11838), section 3. GtR divides the tokens into stages, see ``gtr/``.
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. GtR has a schedule of its own (``gtr/``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ...errors import UserError
 
 
 def masked_after(tokens: int, steps: int) -> list[int]:
-    """Number of masked tokens after each AR step s = 0 .. S - 1, for L tokens: floor(L cos(pi/2 (s+1)/S)).
+    """Number of masked (undecided) tokens after each AR step s = 0 .. S - 1, for L tokens: floor(L cos(pi/2 (s+1)/S)).
 
-    Every step decides at least one token, and 0 are left after the last step. The published code's last number is 1,
-    although its last step decides all tokens, too.
+    Every step decides at least one token, and the last step decides all tokens that are left. The last number in the
+    published code is 1, although its last step also decides all tokens.
 
     Raises:
         UserError: ``steps`` is below 1 or above ``tokens``.
@@ -39,14 +39,14 @@ def masked_after(tokens: int, steps: int) -> list[int]:
 
 
 def raster(random_orders: Tensor) -> Tensor:
-    """Orders that decide the tokens row by row, int64 [B, L]. Only the shape of ``random_orders`` matters."""
+    """Orders that decide the tokens row by row, int64 [B, L]. Only the shape of ``random_orders`` has an effect."""
     return torch.arange(random_orders.shape[1]).repeat(len(random_orders), 1)
 
 
 @lru_cache(maxsize=64)
 def halton_cells(grid: int) -> Tensor:
-    """All cells (row, column) of a ``grid`` x ``grid`` image, int64 [L, 2], in the order in which a Halton sequence of
-    bases 2 and 3 first reaches them.
+    """Row and column of all cells of a ``grid`` x ``grid`` image, int64 [L, 2]. The cells are in the order in which a
+    Halton sequence with the bases 2 and 3 first reaches them.
     """
     cells: dict[tuple[int, int], None] = {}
     index = 1
@@ -58,8 +58,8 @@ def halton_cells(grid: int) -> Tensor:
 
 
 def _radical_inverse(index: int, base: int) -> float:
-    """Element ``index`` of the van der Corput sequence: the digits of ``index`` in the ``base``, mirrored at the radix
-    point.
+    """Element ``index`` of the van der Corput sequence, from 0 to 1: the digits of ``index`` in base ``base``, mirrored
+    at the radix point.
     """
     out = 0.0
     scale = 1.0
@@ -71,8 +71,8 @@ def _radical_inverse(index: int, base: int) -> float:
 
 
 def halton(random_orders: Tensor) -> Tensor:
-    """Orders that spread consecutive tokens evenly over the image (Besnier et al. 2025, arXiv 2503.17076), int64
-    [B, L]. Each image has the same Halton sequence, but shifted, transposed and flipped at random.
+    """Orders that spread consecutive tokens evenly over the image, int64 [B, L] (Besnier et al. 2025, arXiv 2503.17076).
+    All images use the same Halton sequence, but each image shifts, transposes and flips it at random.
     """
     grid = math.isqrt(random_orders.shape[1])
     row, column = halton_cells(grid).unbind(1)
@@ -91,7 +91,8 @@ def halton(random_orders: Tensor) -> Tensor:
     return row * grid + column
 
 
-# For each value of the setting ``order``: makes the images' orders from their random orders, both int64 [B, L].
+# For each value of the setting ``order``: the function that makes the images' orders from random orders. Both are int64
+# [B, L].
 ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "random": lambda random_orders: random_orders,
     "raster": raster,

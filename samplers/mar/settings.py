@@ -1,5 +1,6 @@
-"""Settings of the MAR sampler, and the settings that the other MAR samplers share with it. ``samplers/settings.py``
-explains what each field states about a setting.
+"""Settings of the MAR sampler, and the settings that the other MAR samplers share with it.
+
+``samplers/settings.py`` explains the arguments of ``knob``, which describe a setting.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from ..annealing import Annealed
 from ..settings import Guarantees, knob
 from .schedule import ORDERS, masked_after
 
-# DiSASettings can give the last tokens fewer than FEW_STEPS diffusion steps. If a run does this and does not set t_max,
-# the diffusion of all tokens starts at timestep SAFE_FIRST_TIMESTEP or below, as in the code of DiSA's authors. From
-# timestep 999, the first of few steps would multiply the head's error by thousands (tables.py).
+# With DiSA, the last tokens can have fewer than FEW_STEPS diffusion steps. If they do, and the user has not set t_max,
+# the diffusion of all tokens starts at timestep SAFE_FIRST_TIMESTEP or below, as in the code of DiSA's authors. If a
+# diffusion with fewer steps started at 999, its first step would multiply the head's error by more than 1000
+# (tables.py).
 FEW_STEPS = 30
 SAFE_FIRST_TIMESTEP = 950
 
-# In each field: first the default and the tooltip, then the range.
+# In each call of ``knob``: first the default and the tooltip, then the range.
 # fmt: off
 
 
@@ -55,40 +57,41 @@ class MARBase(Guarantees):
         "squares if you use few diffusion steps or half precision.",
         low=1, high=999, step=1, full_size_value=999, advanced=True)
 
-    # The samplers read the following answers. A subclass overrides the answers that its settings change.
+    # The samplers use the following methods and properties. A subclass overrides each one whose result its settings
+    # change.
 
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
 
     @property
     def uses_guidance(self) -> bool:
-        """Whether guidance is on. Guidance also evaluates the null branch, which does not read the class or prompt."""
+        """Whether guidance is on. If so, the model also computes the null branch, which reads no class or prompt."""
         return self.cfg != 1
 
     @property
     def speculation_window(self) -> int:
-        """Number of diffusion steps that speculation drafts at once; 1 if it drafts none."""
+        """Number of diffusion steps that speculation drafts at once; 1 if nothing is drafted."""
         return 1
 
     @property
     def limits_first_timestep(self) -> bool:
-        """Whether the diffusion starts at timestep SAFE_FIRST_TIMESTEP or below if the run does not set ``t_max``."""
+        """Whether the diffusion starts at timestep SAFE_FIRST_TIMESTEP or below if ``t_max`` is not set."""
         return False
 
     def orders(self, random_orders: Tensor) -> Tensor:
-        """The order in which each image's L positions are decided, int64 [B, L], made from a random order of the same
-        shape.
+        """The positions of each image in the order in which they are decided, int64 [B, L]. ``random_orders``: a random
+        order of the L positions of each image, int64 [B, L].
         """
         return ORDERS[self.order](random_orders)
 
     def masked_after_steps(self, tokens: int, regenerated: Tensor | None = None) -> list[int]:
         """Number of masked tokens after each AR step, for an image of ``tokens`` tokens.
 
-        ``regenerated``: in an edit, the tokens to decide, bool [B, L]; every image has the same number of them. If this
-        number is smaller than the number of AR steps, each AR step decides one token.
+        ``regenerated``: in an edit, the tokens to decide, bool [B, L]; their number is the same in every image. If there
+        are fewer of these tokens than ``steps``, the run has one AR step for each of them.
 
         Raises:
-            UserError: a whole image has fewer tokens than AR steps.
+            UserError: without an edit, there are more AR steps than tokens.
         """
         if regenerated is None:
             return masked_after(tokens, self.steps)
@@ -96,16 +99,16 @@ class MARBase(Guarantees):
         masked = int(regenerated[0].sum())
         return masked_after(masked, min(self.steps, masked))
 
-    # The estimate of GPU memory (runs/memory/mar.py) reads the following answers.
+    # The estimate of GPU memory (runs/memory/mar.py) uses the following properties.
 
     @property
     def ar_steps_per_head_call(self) -> int:
-        """Largest number of AR steps whose tokens are in one call of the diffusion head."""
+        """Largest number of AR steps whose tokens one call of the diffusion head computes."""
         return 1
 
     @property
     def ar_steps_per_pass(self) -> int:
-        """Largest number of AR steps that one pass of the transformer evaluates; each has its own rows in the batch."""
+        """Largest number of AR steps that one pass of the transformer computes. Each AR step has its own batch rows."""
         return 1
 
 
@@ -113,7 +116,7 @@ class MARBase(Guarantees):
 class DiSASettings(Annealed, MARBase):
     """DiSA (arXiv 2505.20297): the number of diffusion steps falls from the first to the last AR step.
 
-    The settings of samplers inherit this part.
+    The settings of samplers with DiSA inherit from this class.
     """
 
     removed: ClassVar[Mapping[str, Any]] = {"diffusion_steps_curve": "linear"}
@@ -131,17 +134,17 @@ class DiSASettings(Annealed, MARBase):
 
 
 def steps_at_once(speculation: int, temperature: float) -> int:
-    """Number of diffusion steps that the setting ``speculation`` drafts at once; 1 if it drafts none. At temperature 0,
-    nothing is drafted, because the steps have no noise.
+    """Number of diffusion steps that are drafted at once if the setting ``speculation`` has this value; 1 if nothing is
+    drafted. At temperature 0, nothing is drafted, because the steps have no noise.
     """
     return max(1, speculation) if temperature > 0 else 1
 
 
 @dataclass(frozen=True)
 class SpeculationSettings(MARBase):
-    """Speculation: several diffusion steps are drafted, and one call of the diffusion head verifies them.
+    """Speculation: the sampler drafts several diffusion steps, and verifies them in one call of the diffusion head.
 
-    The settings of samplers inherit this part.
+    The settings of samplers with speculation inherit from this class.
     """
 
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
@@ -162,4 +165,4 @@ class SpeculationSettings(MARBase):
 
 @dataclass(frozen=True)
 class MARSettings(SpeculationSettings, DiSASettings):
-    """Settings of the MAR sampler: MAR's own fields first, then DiSA's, then the field of speculation."""
+    """Settings of the MAR sampler: first MAR's own fields, then DiSA's fields, then the field of speculation."""

@@ -1,7 +1,7 @@
-"""The tokens and the noise of a diffusion: the arguments of :meth:`.MARCanvas.batch`.
+"""The tokens and the noise of a diffusion: two arguments of :meth:`.MARCanvas.batch`.
 
-Shapes: B images, L tokens of c channels, S diffusion steps. A position is the index of a token in its image, row by
-row.
+Shapes: B images, L tokens of c channels, S diffusion steps. A position is the index of a token in its image, counted
+row by row.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """N tokens of a batch of images; the images may have different numbers of tokens. In this example, a mask chooses
-    three tokens from the positions of two images. Each row of ``positions`` and of ``mask`` is an image::
+    """N tokens that are chosen from a batch of images. The number of chosen tokens may differ between the images.
+
+    In this example, a mask chooses three tokens from the positions of two images. Each line of ``positions`` and of
+    ``mask`` is an image. The fields ``index`` (image and position) and ``column`` are on the right::
 
         positions    5 2 7        mask    0 1 0        image       0 1 1
                      4 0 1                1 0 1        position    2 4 1
                                                        column      1 0 2
     """
 
-    # Image and position of each token, int64 [N] each. For values [B, L, ...] of all tokens, ``values[tokens.index]``
-    # are the values of these tokens.
+    # Image and position of each token, int64 [N] each. If ``values`` [B, L, ...] are values of all tokens of the images,
+    # ``values[tokens.index]`` are the values of these N tokens.
     index: tuple[Tensor, Tensor]
-    # int64 [N], the index of each token among the positions of its image from which it was chosen. None if all of these
-    # positions were chosen, one image after another.
+    # The index of each token in its line of ``positions``, int64 [N]. None if all tokens of ``positions`` were chosen, one
+    # image after another.
     column: Tensor | None = None
 
     @staticmethod
@@ -39,17 +41,17 @@ class Tokens:
 
     @staticmethod
     def in_columns(columns: Tensor, positions: Tensor) -> Tokens:
-        """The tokens in these ``columns``, int64 [B, m], of ``positions``, int64 [B, n], one image after another."""
+        """The tokens in the ``columns``, int64 [B, m], of ``positions``, int64 [B, n], one image after another."""
         image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
         column = columns.flatten()
         return Tokens((image, positions[image, column]), column)
 
     @staticmethod
     def step_by_step(positions: Sequence[Tensor]) -> Tokens:
-        """All tokens of several AR steps, one AR step after another, and in each AR step one image after another.
+        """All tokens of several AR steps: one AR step after another, and within each AR step one image after another.
 
-        ``positions``: int64 [B, n] for each AR step. The columns of the result are indices into the positions of all
-        these AR steps side by side.
+        ``positions``: int64 [B, n] for each AR step. The columns of the result refer to the positions of all these AR
+        steps side by side.
         """
         side_by_side = torch.cat([*positions], 1)
         columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
@@ -64,8 +66,8 @@ class Tokens:
 
 
 class StreamNoise(NamedTuple):
-    """The noise of one stream for every token, fp32. A stream is a sequence of random numbers with a name; for example,
-    the stream "full" is for the diffusion of plain MAR.
+    """The noise of one stream for every token, fp32. A stream is a sequence of random numbers with a name. For example,
+    the diffusion of unaccelerated MAR reads the stream "full".
     """
 
     start: Tensor  # the state before the first diffusion step, [B, L, c]

@@ -3,15 +3,16 @@
 The files in reading order:
 
 - ``settings.py``, ``defaults.py``, ``edit_settings.py``: what a user can set, and the published values;
-- ``checks.py``, ``prepare.py``: whether model, settings and condition fit together, and the condition in tensors;
-- ``canvas.py``: the images of a run and their tokens so far;
+- ``checks.py``, ``prepare.py``: check that model, settings and condition fit together, and pack the condition into
+  tensors;
+- ``canvas.py``: the tokens of a run's images so far;
 - ``schedule.py``: which cells each pass decides, and which tokens it feeds;
 - ``cache_slots.py``: which slot of the KV cache holds each fed token;
-- ``device_table.py``: both in tensors on the device;
+- ``device_table.py``: the fed tokens and their slots, in tensors on the device;
 - ``looks.py``: the transformer with its KV cache;
 - ``token_noise.py``, ``sampling.py``: from the transformer's output to tokens;
-- ``llamagen.py``: one token per pass, and the function that runs every schedule that is known before the first pass;
+- ``llamagen.py``: one token per pass, and a function that runs any schedule that is known before the first pass;
 - ``zipar.py``, ``par.py``, ``tar.py``: samplers with schedules of their own, and Tar's first stage;
 - ``jacobi.py``: several passes in one call of the transformer;
-- ``mulosd/``: a draft at low resolution, which a larger model verifies and repairs.
+- ``mulosd/``: a model for small images makes a draft, and a model for larger images verifies and corrects it.
 """

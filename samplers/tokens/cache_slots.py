@@ -1,27 +1,28 @@
 """Slots of the KV cache: which slot holds the keys and values of each token that a schedule feeds.
 
-Some terms of ``schedule.py``: a *cell* is a token of the image. A pass of the transformer decides cells and feeds
-*rows*, each with one token. A token's *place* is its index in the order in which the model reads tokens. A *stand-in*
-is fed at a place whose true token is not decided yet.
+Some terms of ``schedule.py``: a *cell* is a square of the image's grid, and holds one token. A pass of the transformer
+decides cells and feeds *rows*, each with one token. A token's *place* is its index in the order in which the model
+reads tokens. A *stand-in* is fed at a place whose true token is not decided yet.
 
-The slot of a place has the place's number. If each call of the transformer feeds one pass, a stand-in is written to the
-slot of its place, and the true token overwrites it later. If one call feeds several passes (``jacobi.py``), the call
-writes all their slots before any row attends to them, so nothing may be overwritten. Each stand-in then has a slot of
-its own, after the slots of the places. The rows of all passes before the pass that feeds the true token attend to that
-slot. ZipAR's example in ``schedule.py``, window 1 on 3 x 3 cells, then has two more slots than places: one for the
-stand-in at place 5, and one for padding::
+The slot of place p is slot p. If each call of the transformer feeds one pass, a stand-in is written to the slot of its
+place, and the true token overwrites the stand-in later. But if one call feeds several passes (``jacobi.py``), the call
+writes the slots of all these passes before any row attends to a slot, so no slot may be overwritten. Each stand-in then
+has its own slot, after the slots of the places. Rows attend to this slot until a pass feeds the true token.
+
+For example, ZipAR with window 1 on 3 x 3 cells (see ``schedule.py``) feeds tokens at the places 0 to 7. For calls of
+several passes, it has 10 slots: 8 for the places, one for the stand-in at place 5, and one for padding::
 
     slot                 0  1  2  3  4  5  6  7  8  9
     place that it holds  0  1  2  3  4  5  6  7  5  padding
     written in pass      1  2  3  4  5  6  5  6  4  never
     replaced in pass     -  -  -  -  -  -  -  -  6  -
 
-A fed row of pass k attends to a slot if the slot holds a place up to the row's ``last_visible``, if the slot is written
-in pass k or before, and if it is not replaced in pass k or before; see :meth:`.DeviceTable.mask`.
+A fed row of pass k attends to a slot if three facts are true: the slot holds a place up to the row's ``last_visible``;
+pass k or an earlier pass writes the slot; and neither replaces it. See :meth:`.DeviceTable.mask`.
 
-A :class:`Table` holds these facts for a whole schedule. :func:`serial_table` is for calls that feed one pass each, and
-:func:`window_table` for calls that may feed several passes. All arrays are on the host and are computed once per
-schedule. ``device_table.py`` copies them to the device.
+A :class:`Table` holds the rows, cells and slots of a whole schedule. :func:`serial_table` is for calls that
+feed one pass each, and :func:`window_table` for calls that may feed several passes. All arrays are on the host and are
+computed once per schedule. ``device_table.py`` copies them to the device.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from .schedule import Pass, Row, Schedule
 class Table:
     """All fed rows, decided cells and slots of a schedule, as int64 arrays.
 
-    Shapes: P passes feed F rows and decide D of the L cells of the grid. The cache has S image slots, which are counted
-    from the first slot after the condition's slots. Fed rows and cells are in the order of their passes. The last entry
-    of their arrays is padding, which fills up images with fewer rows or cells in a call.
+    Shapes: P passes feed F rows and decide D of the L cells of the grid. The cache has S image slots. Image slot 0 is
+    the first slot after the condition's slots. Fed rows and cells are in the order of their passes. The arrays of fed
+    rows and of cells end with a padding entry. Images with fewer rows or cells in a call are filled up with it.
     """
 
     passes: int  # P
@@ -48,15 +49,15 @@ class Table:
 
     # For each fed row, [F + 1].
     fed_cell: np.ndarray  # cell whose token is fed; 0 for transition tokens and padding
-    transition_token: np.ndarray  # number of PAR's transition token that is fed (par.py); -1 for cells and padding
+    transition_token: np.ndarray  # index of the fed PAR transition token (par.py); -1 for cells and padding
     position: np.ndarray  # position at which the token is fed, see Row; 0 for padding
     slot: np.ndarray  # image slot that the row writes; the last slot for padding
     last_visible: np.ndarray  # last place that the row attends to; -1 for padding
     row_pass: np.ndarray  # pass that feeds the row; 0 for padding
 
     # For each decided cell, [D + 1].
-    cells: np.ndarray  # number of the cell; L for padding
-    cell_row: np.ndarray  # fed row that predicts the cell; 0 for padding
+    cells: np.ndarray  # the cell; L for padding
+    cell_row: np.ndarray  # index of the fed row that predicts the cell; 0 for padding
     cell_pass: np.ndarray  # pass that decides the cell; P for padding
 
     # For each pass. Pass k feeds the rows row_start[k] to row_start[k + 1] - 1, and decides the cells cell_start[k] to
@@ -64,18 +65,18 @@ class Table:
     row_start: np.ndarray  # [P + 1]
     cell_start: np.ndarray  # [P + 1]
     end: np.ndarray  # [P], the rows of the pass attend only to image slots below this slot
-    # bool [P], whether some row of the pass does not attend to some slot below the pass's end. Only calls that feed one
-    # pass read this. A call of several passes always has a mask, because its passes attend to different slots.
+    # bool [P], True if at least one row of the pass may not attend to all slots below the pass's end. Only calls that
+    # feed one pass use this array. A call of several passes always has a mask, because they attend to different slots.
     needs_mask: np.ndarray
 
     # For each slot, [S].
     place: np.ndarray  # place that the slot holds
-    written: np.ndarray  # pass from which the slot is visible; -1: from the start; P: never
-    replaced: np.ndarray  # pass from which another slot holds the place; P: never
+    written: np.ndarray  # first pass in which the slot is visible; -1: from the start; P: never
+    replaced: np.ndarray  # first pass in which a different slot holds the place; P: never
 
     @property
     def slots_without_padding(self) -> int:
-        """Number of image slots that a cache needs if each call feeds one pass. Rows are then never padded."""
+        """Number of image slots that a cache needs if each call feeds one pass. Such calls have no padding rows."""
         return self.slots - 1
 
 
@@ -92,7 +93,7 @@ def window_table(schedule: Schedule) -> Table:
 
 
 def _table(schedule: Schedule, slots: Slots) -> Table:
-    """The table of a schedule. ``slots``: the slots of all its passes and of the padding."""
+    """The table of a schedule. ``slots``: the slots of all passes of the schedule, and the padding slot."""
     passes = schedule.passes
     numbers = np.arange(len(passes))
 
@@ -102,8 +103,8 @@ def _table(schedule: Schedule, slots: Slots) -> Table:
     rows_of_pass = [len(p.rows) for p in passes]
     row_start = np.append(0, np.cumsum(rows_of_pass))
 
-    # 2. Decided cells, pass by pass, and the rows that predict them. A pass counts these rows from its own first row,
-    # but cell_row counts them from the first row of the schedule.
+    # 2. Decided cells, pass by pass, and the index of the row that predicts each cell. A pass counts rows from its own
+    # first row, but cell_row counts them from the first row of the schedule.
     cells = [cell for p in passes for cell in p.cells]
     predicted_by = np.array([row for p in passes for row in p.predicted_by], np.int64)
     cells_of_pass = [len(p.cells) for p in passes]
@@ -141,23 +142,23 @@ def _table(schedule: Schedule, slots: Slots) -> Table:
 
 
 class Slots:
-    """The slots for calls that feed one pass each. The slot of a place has the place's number, and the true token
-    overwrites a stand-in. If rows attend to a slot before it is written, the slot is blank until then.
+    """The slots for calls that feed one pass each. The slot of place p is slot p, and the true token overwrites a
+    stand-in. A slot is blank until a pass writes it.
 
     Attributes:
         place, written, replaced: an entry for each slot so far, see :class:`Table`.
         slot_of_row: the slot of each row that the passes so far feed.
-        end_of_pass: an entry for each pass so far. The rows of the pass attend only to slots below this slot.
-        padding: the last slot. Padding rows write it, and no row attends to it.
+        end_of_pass: for each pass so far, a slot. The rows of the pass attend only to slots below this slot.
+        padding: the last slot. Padding rows write to it, and no row attends to it.
     """
 
     padding: int
 
     @classmethod
     def for_schedule(cls, schedule: Schedule) -> Slots:
-        """The slots of all passes of a schedule, and of the padding."""
+        """The slots of all passes of a schedule, and the padding slot."""
         slots = cls(schedule)
-        # No sampler lets rows attend to blank slots. Only comparisons with ZipAR's published code do this.
+        # No sampler lets rows attend to blank slots. Only comparisons with ZipAR's published code need this.
         if schedule.unwritten_visible:
             slots.make_blank_visible(range(schedule.known, len(slots.place)))
         for k, p in enumerate(schedule.passes):
@@ -177,19 +178,19 @@ class Slots:
         self.end_of_pass: list[int] = []
 
     def add_slot(self, place: int, written: int) -> int:
-        """Add a slot that holds a place and is visible from pass ``written`` on. Returns the number of the slot."""
+        """Add a slot that holds a place and is visible from pass ``written`` on. Returns the index of the slot."""
         self.place.append(place)
         self.written.append(written)
         self.replaced.append(self.never)
         return len(self.place) - 1
 
     def make_blank_visible(self, places: range) -> None:
-        """Let rows attend to ``places`` that are still blank, from the start, as in ZipAR's published code."""
+        """Let rows attend to ``places`` from the start, while they are still blank, as ZipAR's published code does."""
         for place in places:
             self.written[place] = -1
 
     def add_pass(self, k: int, p: Pass) -> None:
-        """Add the next pass, k. It writes the slots of its fed rows before these rows attend to any slot."""
+        """Add the next pass, k. The pass writes the slots of all its fed rows before these rows attend to any slot."""
         for row in p.rows:
             self._write_place(row.place, k)
         self.end_of_pass.append(1 + max((row.last_visible for row in p.rows), default=-1))
@@ -197,19 +198,20 @@ class Slots:
     def _write_place(self, place: int, k: int) -> None:
         """Let a row of pass k write the slot of the row's place."""
         self.slot_of_row.append(place)
-        # A place that was fed before, or is visible from the start, stays visible from that earlier pass on.
+        # If the place was fed in an earlier pass or was visible from the start, the earlier entry stays.
         self.written[place] = min(self.written[place], k)
 
 
 class ManyPassSlots(Slots):
-    """The slots for calls that may feed several passes. Every stand-in has a slot of its own. A place to which rows
-    attend before it is written has a blank slot of its own too, because a later pass of the same call already writes
-    the slot of the place.
+    """The slots for calls that may feed several passes. Every stand-in has its own slot.
+
+    If rows attend to a place before a pass writes it, the place also has its own blank slot. The slot of the place does
+    not stay blank during a call, because a later pass of the same call writes it.
     """
 
     def __init__(self, schedule: Schedule):
         super().__init__(schedule)
-        # The slot of the stand-in, or of the blank, for places whose true token was not fed yet.
+        # For each place whose true token was not fed yet, the slot of its stand-in or its blank slot.
         self.stand_in_slot: dict[int, int] = {}
 
     def make_blank_visible(self, places: range) -> None:
@@ -218,7 +220,7 @@ class ManyPassSlots(Slots):
 
     def add_pass(self, k: int, p: Pass) -> None:
         for row in p.rows:
-            # The row's token replaces the stand-in or the blank that its place has had so far.
+            # The row's token replaces the stand-in or the blank slot of its place.
             if row.place in self.stand_in_slot:
                 self.replaced[self.stand_in_slot.pop(row.place)] = k
 
@@ -229,6 +231,6 @@ class ManyPassSlots(Slots):
             else:
                 self._write_place(row.place, k)
 
-        # Stand-ins that are not replaced yet have slots after the slots of all places, so they may set the end.
+        # A stand-in's slot comes after the slots of all places. The end must include stand-ins not replaced yet.
         last_visible = [row.last_visible for row in p.rows]
         self.end_of_pass.append(1 + max([-1, *last_visible, *self.stand_in_slot.values()]))

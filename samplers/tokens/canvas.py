@@ -26,20 +26,20 @@ from .token_noise import TokenNoise
 
 @dataclass(eq=False)
 class TokenCanvas(Canvas):
-    """The tokens of B images, int64 [B, L + 1]. A row holds the L cells of an image, and one more cell that is not part
-    of the image::
+    """The tokens of B images, int64 [B, L + 1]. After the L cells of each image comes one more cell that is not part of
+    the image::
 
         cell      0  1  2  ...  L - 1 | L
         image 0   5  9  0  ...      0 | 3
         image 1   2  0  0  ...      0 | 9
 
-    A pass may decide fewer cells of one image than of another image. Such a pass writes padding to cell L of the image
-    with fewer decided cells; nobody reads cell L. Cells that are not decided may hold drafts.
+    A pass may decide fewer cells of one image than of another image. The pass then writes padding to cell L of the
+    image with fewer decided cells. No result depends on cell L. Cells that are not decided may hold drafts.
     """
 
     phases: tuple[str, str] = ("transformer", "sampling")
-    sampling: TokenSampling = field(kw_only=True)  # the settings, in which no value is None
-    # The tokens that an edit fixes, int64 [B, L + 1], and -1 at all other cells; None without an edit.
+    sampling: TokenSampling = field(kw_only=True)  # the settings, with a value in place of every None
+    # The tokens that an edit fixes, int64 [B, L + 1]; -1 at all other cells. None without an edit.
     fixed_tokens: Tensor | None = field(default=None, kw_only=True)
 
     def to_latents(self, values: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def token_canvas(
     If ``cfg`` or ``top_k`` is None, the canvas and the report hold the model's published value instead.
 
     Raises:
-        UserError: inputs that do not fit the model or one another.
+        UserError: the inputs do not fit the model or one another.
     """
     clock = Clock(model.device)
     prepared = prepare(model, condition, model.device)
@@ -96,8 +96,8 @@ def blank_canvas(
     fixed_tokens: Tensor | None = None,
     phases: tuple[str, str] = TokenCanvas.phases,
 ) -> TokenCanvas:
-    """A canvas of ``side`` x ``side`` cells on which only the ``fixed_tokens`` are decided. For the other arguments see
-    the fields of :class:`TokenCanvas`.
+    """A canvas of ``side`` x ``side`` cells. Only the ``fixed_tokens`` are decided. The other arguments are fields of
+    :class:`TokenCanvas`.
     """
     return TokenCanvas(
         model,
@@ -115,9 +115,10 @@ def blank_canvas(
 
 
 def fixed_tokens_of(edit: Edit, side: int, images: int) -> Tensor:
-    """The tokens that an edit of codes keeps, int64 [B, L + 1], see ``fixed_tokens`` of :class:`TokenCanvas`.
+    """The tokens that an edit fixes, int64 [B, L + 1], see ``fixed_tokens`` of :class:`TokenCanvas`.
 
-    ``side``: number of tokens along a side of the image. Raises the errors of :func:`tokens_to_regenerate`.
+    ``edit``: starts from codes, not from latents. ``side``: number of tokens along a side of the image. Raises the
+    errors of :func:`tokens_to_regenerate`.
     """
     codes = edit.start
     regenerated = tokens_to_regenerate(edit, side, images, codes.device)
@@ -125,10 +126,10 @@ def fixed_tokens_of(edit: Edit, side: int, images: int) -> Tensor:
 
 
 def tokens_to_regenerate(edit: Edit, side: int, images: int, device: torch.device) -> Tensor:
-    """The tokens that an edit samples again, bool [B, L] on ``device``. The edit starts from codes or their latents.
+    """The tokens that an edit regenerates, bool [B, L] on ``device``. The edit starts from codes or their latents.
 
     Raises:
-        UserError: see :meth:`Edit.token_mask`; or the edit's images do not have ``side`` x ``side`` tokens.
+        UserError: the edit's images do not have ``side`` x ``side`` tokens; or see :meth:`Edit.token_mask`.
     """
     height, width = edit.start.shape[-2:]
     if (height, width) != (side, side):

@@ -9,12 +9,12 @@ from .settings import TokenSettings
 
 
 def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
-    """Check a model and the settings of a sampler that decides tokens in raster order, or nearly so. ``name`` is the
+    """Check a model and settings for a sampler that decides tokens in raster order, or nearly so. ``name``: the
     sampler's title.
 
     Raises:
-        UserError: a PAR model, settings that do not fit the model's grid, or guidance with a model that was trained
-            without a null class.
+        UserError: the model is a PAR model; the settings do not fit the model's grid; or the settings need guidance,
+            but the model was trained without a null class.
     """
     expect_raster(name, model)
     settings.schedule(model)
@@ -22,14 +22,14 @@ def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
 
 
 def expect_raster(name: str, *models: TokenModel, why_no_janus: str = "") -> None:
-    """Check that models were trained in raster order, and that a sampler can run them.
+    """Check that models were trained in raster order. If ``why_no_janus`` is not "", also check that none is a Janus.
 
     Args:
         name: the sampler's title, for the message.
-        why_no_janus: a clause for the message that says why the sampler cannot run a Janus; "" if it can.
+        why_no_janus: a clause for the message: why the sampler cannot run a Janus; "" if it can run one.
 
     Raises:
-        UserError: a PAR model, whose order follows its regions; or a Janus that the sampler cannot run.
+        UserError: a model is a PAR model, whose order follows its regions; or a Janus that the sampler cannot run.
     """
     for model in models:
         if model.regions > 1:

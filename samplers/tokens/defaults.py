@@ -9,16 +9,17 @@ from ...errors import UserError
 from ...networks.llama import TokenModel
 from .settings import TokenSampling, TokenSettings
 
-# Published cfg and top_k for each kind of condition: LlamaGen's for classes and text, Tar's for features, Janus' for
-# prompts. A top_k of 0 allows all values of a token.
+# Published cfg and top_k for each kind of condition: LlamaGen's values for classes and text, Tar's for features, and
+# Janus' for prompts. A top_k of 0 allows all values of a token.
 _PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "prompt": (5.0, 0)}
-# PAR's published cfg for each width and number of regions (XL-4x, XXL-4x, 3B-4x, 3B-16x). PAR's top_k is 0.
+# PAR's published cfg for each network width and number of regions (XL-4x, XXL-4x, 3B-4x, 3B-16x). PAR's top_k is 0.
 _PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}
 
 
 def published(model: TokenModel) -> dict[str, Any]:
-    """Published "cfg" and "top_k" of a model. A PAR model has values by its width and its number of regions, any other
-    model by its kind of condition. Without a null class, "cfg" is 1, so guidance is off.
+    """Published "cfg" and "top_k" of a model. The values of a published PAR model depend on its width and its number of
+    regions. The values of any other model depend on its kind of condition. If the model was trained without a null
+    class, "cfg" is 1, so guidance is off.
     """
     c = model.net.config
     cfg, top_k = _PUBLISHED[c.condition]
@@ -34,7 +35,7 @@ def sampling_of(settings: TokenSettings, model: TokenModel) -> TokenSampling:
     """How a model's tokens are sampled with these settings. The model's published values replace None.
 
     Raises:
-        UserError: guidance with a model that was trained without a null class.
+        UserError: the settings need guidance, but the model was trained without a null class.
     """
     published_values = published(model)
     cfg = published_values["cfg"] if settings.cfg is None else settings.cfg

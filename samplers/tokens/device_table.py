@@ -1,7 +1,7 @@
 """What each pass of a token model feeds to the transformer, in tensors on the device.
 
-``schedule.py`` says which cells a pass feeds, and ``cache_slots.py`` says where the cache holds their keys and values.
-:class:`DeviceTable` copies both to the device, and gives the :class:`FedRows` of each pass.
+``schedule.py`` states which cells a pass feeds, and ``cache_slots.py`` states which cache slots hold their keys and
+values. :class:`DeviceTable` copies these facts to the device, and returns the :class:`FedRows` of each pass.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from .cache_slots import Table
 
 
 class FedRows(NamedTuple):
-    """The m rows that one call of the transformer feeds, int64 [m], or [B, m] if the images have different rows.
-    ``cache_slot`` and ``cache_end`` count from the first slot of the cache, which belongs to the condition.
+    """The m rows that one call of the transformer feeds. The tensors are int64 [m], or [B, m] if the images have
+    different rows. ``cache_slot`` and ``cache_end`` count from the first slot of the cache; the first slots belong to
+    the condition.
     """
 
     cell: Tensor  # cells whose tokens are fed
     position: Tensor  # positions at which the tokens are fed
     cache_slot: Tensor  # slots to which the rows write their keys and values
-    cache_end: int  # the rows attend to slots below this one only
+    cache_end: int  # the rows attend only to slots below this slot
     mask: Tensor | None = None  # bool [..., m, cache_end], True where a row attends to a slot; None: everywhere
-    # Number of PAR's transition token that is fed instead of a cell's token, else -1; None without transition tokens.
+    # Index of PAR's transition token if a row feeds one instead of a cell's token, else -1. None if the schedule has no
+    # transition tokens.
     transition_token: Tensor | None = None
 
 
@@ -35,12 +37,12 @@ class DeviceTable:
     to these slots.
 
     Attributes:
-        host: the table, on the host.
-        fed_cell, transition_token, position, last_visible, row_pass: as in the table; but ``transition_token`` is None
-            if the schedule feeds no transition tokens.
-        row_in_pass: for each cell the row that predicts it, counted from the first row of the pass.
-        cache_slot: for each row the slot that it writes, counted from the first slot of the cache.
-        place, written, replaced: as in the table, but with the slots of the condition before the slots of the image.
+        host: the table on the host.
+        fed_cell, position, last_visible, row_pass: as in the table.
+        transition_token: as in the table; None if the schedule feeds no transition tokens.
+        row_in_pass: for each cell, the index of the row that predicts it, counted from the first row of the pass.
+        cache_slot: for each row, the slot that it writes, counted from the first slot of the cache.
+        place, written, replaced: as in the table, but the entries for the condition's slots come first.
     """
 
     def __init__(self, table: Table, prefix: int, device: torch.device):
@@ -56,14 +58,14 @@ class DeviceTable:
 
         self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
 
-        # The condition's slots come first. Every row attends to them: their place, -1, is visible to all rows, and no
-        # pass writes or replaces them.
+        # The condition's slots come first. Their place is -1, and they are present in all passes, so every row attends
+        # to them.
         self.place = to_device(np.concatenate([np.full(prefix, -1), table.place]), device)
         self.written = to_device(np.concatenate([np.full(prefix, -1), table.written]), device)
         self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), table.replaced]), device)
 
     def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
-        """The rows that pass k feeds, and for each cell of the pass the index of the row that predicts it, int64 [n].
+        """The rows that pass k feeds, and the indices of the rows that predict the n cells of the pass, int64 [n].
         The table must be a :func:`.serial_table`. The host does not wait for the device.
         """
         table = self.host
@@ -72,8 +74,8 @@ class DeviceTable:
         return self.rows_at(rows, int(table.end[k]), bool(table.needs_mask[k])), self.row_in_pass[cells]
 
     def rows_at(self, index: slice | Tensor, end: int, needs_mask: bool = True) -> FedRows:
-        """The fed rows at an ``index``: a slice, or int64 [...]. Each row attends to slots of the condition and to
-        image slots below ``end``. If ``needs_mask`` is False, each row attends to all of these slots.
+        """The fed rows at an ``index`` in the table: a slice, or int64 [...]. Each row attends only to the condition's
+        slots and to image slots below ``end``. If ``needs_mask`` is False, each row attends to all of these slots.
         """
         cache_end = self.prefix + end
         return FedRows(
@@ -97,6 +99,6 @@ class DeviceTable:
 
 
 def plan_from_table(table: Table, device: torch.device) -> dict[int, Tensor]:
-    """The cells that every pass decides, int64 [n] on the device. :func:`.engine.run_passes` takes them as its plan."""
+    """The plan for :func:`.engine.run_passes`: for each pass, the cells that it decides, int64 [n] on the device."""
     cells = to_device(torch.from_numpy(table.cells[:-1]), device)
     return dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))

@@ -1,4 +1,4 @@
-"""Settings of image editing with Janus-4o. Each field has a :class:`.Knob` with its tooltip and range."""
+"""Settings of image editing with Janus-4o. Each field has a :class:`.Knob`, which holds its tooltip and range."""
 
 from __future__ import annotations
 

@@ -1,26 +1,26 @@
 """Exact parallel decoding: Jacobi iteration on a window of passes, with the noise of serial decoding.
 
 Serial decoding runs the passes of a schedule (``schedule.py``) one at a time. Here, one *call* of the transformer
-computes the W passes of a *window* together. The first of these passes reads decided tokens only; the others also read
-guesses. The call samples new tokens for all W passes, and these are the guesses of the next call.
+computes the W passes of a *window* together. The first of these passes reads decided tokens only, but the other passes
+also read *guesses*. A call samples new tokens for all W passes. The new tokens are the guesses of the next call.
 
 A pass of an image is *certain* once its tokens are identical to the tokens of serial decoding. The window of an image
-begins with the first pass that is not certain, so the images of a batch advance independently (:class:`Window`). The
-host reads their progress after each call, and waits for the device only there. A is the number of *active* images,
-which are still in the batch.
+begins with the first pass that is not certain, so the images of a batch advance independently (:class:`Window`). After
+each call, the host reads how far every image is. The host waits for the device only there. *Active* images are still in
+the batch; A is their number.
 
 Sources: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel Decoding" (ACL 2023,
 arXiv 2305.10427), and Teng et al. 2025, "Accelerating Auto-regressive Text-to-Image Generation with Training-free
 Speculative Jacobi Decoding" (ICLR 2025, arXiv 2410.01699). In the second paper, a probabilistic test accepts tokens,
 and the images differ from the images of serial decoding. Here, each random number belongs to a seed, an image, a cell
-and a token value, so a token depends on its logits only. The iteration therefore ends with the image of serial decoding
-itself, and no test is needed.
+and a token value, so a token depends only on its logits. The iteration therefore ends with the image of serial
+decoding, and no test is needed.
 
-In 16 bits, the same input gives the same token only in calls of the same shape, because the shape decides the order in
-which numbers are added. Every call is therefore padded to one shape (``one_shape`` in ``networks/llama.py``), and
-windows of all widths from 1 to the side of the image in tokens generate the identical image. Wider windows and serial
-decoding have other shapes, and may generate a different image from the same distribution. ``docs/precision.md`` states
-how often the images are identical.
+In 16 bits, the same input may give different tokens in calls of different shapes, because the shape determines the
+order in which numbers are added. Every call is therefore padded to one shape (``one_shape`` in ``networks/llama.py``).
+This shape is the same for all window widths from 1 to the side of the image in tokens, so these widths generate the
+identical image. Wider windows and serial decoding have different shapes, and may generate a different image from the
+same distribution. ``docs/precision.md`` states how often the images are identical.
 """
 
 from __future__ import annotations
@@ -56,17 +56,19 @@ def decode_in_windows(
 ) -> Sampler:
     """Run the passes of a schedule in windows of ``width`` passes. Yields a step after the prefill and after each call.
 
-    ``done`` of a step is the number of certain cells of the image that has the fewest; guesses do not count. ``total``
-    is the number of cells of an image. In the report, "accepted" counts the cells that became certain in a pass that
-    had read guesses, and "rejected" counts the samples that decided no cell. The report's map "step" holds the call in
-    which a cell became certain. Its map "outcome" is ACCEPTED for the cells that "accepted" counts, and PLAIN for the
-    others.
+    ``done`` of a step is the number of certain cells of the image that has the fewest certain cells. ``total`` is the
+    number of cells of an image.
+
+    In the report, "accepted" counts the cells that became certain in a pass that had read guesses, and "rejected"
+    counts the samples that decided no cell. The report's map "step" holds the call in which a cell became certain; 0 is
+    the prefill. The report's map "outcome" holds ACCEPTED for the cells that "accepted" counts, and PLAIN for all other
+    cells. In an edit, fixed cells have -1 and GIVEN in these maps instead.
     """
     table = window_table(schedule)
     canvas.total = canvas.cells
     _add_remarks(canvas, schedule, width)
 
-    # 1. The prefill, which reads the condition and predicts the cells of the first pass.
+    # 1. The prefill. It reads the condition, and predicts the cells of the first pass.
     first = to_device(np.array(schedule.passes[0].cells, np.int64), canvas.device)
     with canvas.clock.phase(canvas.phases[0]):
         hidden = transformer.prefill(any(draw.guided_by_pass), table.slots)
@@ -80,7 +82,7 @@ def decode_in_windows(
         sampled += call.sampled
         yield from canvas.yield_step(int(table.cell_start[call.certain]))
 
-    # 3. Each cell that the windows decided took its token from one sample. All other samples are rejected.
+    # 3. Each cell that the windows decided took its token from exactly one sample. All other samples were rejected.
     cells_in_windows = canvas.images * (canvas.cells - len(first))
     accepted = int((canvas.outcome == ACCEPTED).sum().cpu().numpy())
     canvas.report.add(accepted=accepted, rejected=sampled - cells_in_windows)
@@ -88,7 +90,7 @@ def decode_in_windows(
 
 
 class JacobiCall(NamedTuple):
-    """What one call of the transformer has achieved."""
+    """The progress that one call of the transformer made."""
 
     certain: int  # number of passes that are certain in all images after the call
     sampled: int  # number of cells that the call sampled in all images together
@@ -109,16 +111,16 @@ def jacobi_calls(
         canvas: holds the tokens of the first pass and of the schedule's known cells, and receives certain tokens.
         transformer: its cache has at least ``window_table(schedule).slots`` image slots.
         draw: samples the tokens of all images.
-        schedule: the passes.
+        schedule: its first pass has already run.
         width: W, the number of passes in a window.
-        images_may_leave: whether finished images leave the batch and the cache. They always stay if all calls must have
-            one shape.
+        images_may_leave: whether finished images leave the batch and the cache. If all calls must have one shape, all
+            images stay.
     """
     passes = len(schedule.passes)
     table = DeviceTable(window_table(schedule), transformer.cache.prefix, canvas.device)
 
-    # If all calls must have one shape, all images stay to the end. So does the null branch, in which guidance runs the
-    # transformer without the condition.
+    # If all calls must have one shape, all images stay to the end. The null branch, in which guidance runs the
+    # transformer without the condition, then stays too.
     has_one_shape = transformer.padded_to > 0
     guiding = WindowGuidance(table.host, draw.guided_by_pass, to_the_end=has_one_shape)
     images_may_leave = images_may_leave and not has_one_shape
@@ -129,29 +131,29 @@ def jacobi_calls(
         call += 1
         sampled = window.size
 
-        # 1. Whether the call feeds the null branch, and the cells to which guidance is applied.
+        # 1. Find out whether the call feeds the null branch, and to which cells guidance is applied.
         reads_null = guiding.reads_null(window)
         guidance = guiding.at(window)
 
-        # 2. Feed the rows of the W passes together. Their tokens are certain tokens and guesses. Every row attends to
-        #    the same places (``schedule.py``) as in serial decoding. Its keys and values replace the ones that the
-        #    previous call computed for the same row.
+        # 2. Feed the rows of the W passes together. The rows hold certain tokens and guesses. Every row attends to the
+        #    same places (``schedule.py``) as in serial decoding. If the previous call fed the same row, the new keys
+        #    and values replace the previous ones.
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.rows(table)
             hidden = chosen_rows(transformer.feed(window.tokens, rows, reads_null), predicted_by)
 
-        # 3. Sample the cells of the W passes. Every call uses the same noise for a cell.
+        # 3. Sample the tokens of the W passes. The noise of a cell is the same in every call.
         with canvas.clock.phase(canvas.phases[1]):
             new = draw.tokens(hidden, guidance, window.cells, window.tokens)
 
-        # 4. The passes up to and including the first one whose tokens differ from the guesses are certain.
+        # 4. The first pass whose new tokens differ from the guesses is certain, and so are all passes before it.
         new_start = window.first_uncertain(new)
         canvas.decide(*window.verdict(new, new_start, call))
 
-        # 5. The windows move on. New tokens that are not certain are guesses in the next call.
+        # 5. Move the windows. New tokens that are not certain are guesses in the next call.
         window.move(new, new_start)
 
-        # 6. Finished images leave the batch.
+        # 6. Remove finished images from the batch.
         remaining = np.flatnonzero(window.start < passes)
         if images_may_leave and 0 < len(remaining) < len(window.active):
             transformer.keep(to_device(remaining, canvas.device), len(window.active))
@@ -169,23 +171,23 @@ class Window:
                          start       stop
 
     - The tokens of the passes before ``start`` are certain.
-    - The tokens of the passes from ``start`` to ``stop`` - 1 are guesses: samples of earlier calls, or copies of the
-      newest token. Pass ``start`` reads certain tokens only, so the tokens that the next call samples for it are
+    - The tokens of the passes from ``start`` to ``stop`` - 1 are guesses: samples from earlier calls, or copies of the
+      newest token. Pass ``start`` reads certain tokens only, so the tokens that the next call samples in this pass are
       certain.
-    - The next call does not read the tokens of later passes.
+    - The next call does not read the tokens of the passes from ``stop`` on.
 
-    Only :meth:`move` changes tokens and moves windows. The host knows where the windows are; the tokens are on the
-    device.
+    Only :meth:`move` moves windows and changes the tokens in them. The positions of the windows are on the host, and
+    the tokens are on the device.
 
     Attributes:
-        active: for each active image its index on the canvas, int64 [A].
+        active: for each active image, its index on the canvas, int64 [A].
         tokens: the tokens of the active images, int64 [A, L + 1], arranged as in :class:`.TokenCanvas`.
-        start: for each image the first pass that is not certain, int64 [A].
-        stop: for each image the first pass after its window, int64 [A].
-        entries: for each cell of a window its index in the arrays of :class:`.Table`, int64 [A, n]. The cells are in
-            the order of their passes. n is the number of cells in the largest window; images with fewer cells have
-            padding at the end.
-        cells: the numbers of these cells, int64 [A, n] on the device.
+        start: for each image, the first pass that is not certain, int64 [A].
+        stop: for each image, the first pass after its window, int64 [A].
+        entries: for each cell of a window, its index in the cell arrays of :class:`.Table`, int64 [A, n]. The cells are
+            in the order of their passes. n is the number of cells in the largest window. For images with fewer cells,
+            padding follows.
+        cells: the same cells as numbers in raster order, int64 [A, n] on the device.
     """
 
     def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
@@ -201,8 +203,7 @@ class Window:
         _fill_with_newest(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
 
     def _set_start(self, new_start: np.ndarray) -> None:
-        """Let the windows begin with the passes ``new_start``, int64 [A], and set ``stop``, ``entries`` and ``cells``
-        to match.
+        """Set ``start`` to the passes ``new_start``, int64 [A], and set ``stop``, ``entries`` and ``cells`` to match.
         """
         table = self.table
         self.start = new_start
@@ -211,8 +212,8 @@ class Window:
         self.cells = to_device(table.cells[self.entries], self.tokens.device)
 
     def _entries(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """The indices in the table of all cells that the passes from ``begin`` to ``end`` - 1 decide, int64 [A, n].
-        ``begin``, ``end``: int64 [A].
+        """The entries (see :class:`Window`) of all cells that the passes from ``begin`` to ``end`` - 1 decide, int64
+        [A, n]. ``begin``, ``end``: int64 [A].
         """
         table = self.table
         return ranges(table.cell_start[begin], table.cell_start[end], padding=len(table.cells) - 1)
@@ -228,12 +229,12 @@ class Window:
         return int((self.table.cell_start[self.stop] - self.table.cell_start[self.start]).sum())
 
     def rows(self, device_table: DeviceTable) -> tuple[FedRows, Tensor]:
-        """The rows that the next call feeds, and for each cell the index of the row that predicts it, int64 [A, n]."""
+        """The rows that the next call feeds, and for each cell, the index of the row that predicts it, int64 [A, n]."""
         table = self.table
         index = ranges(table.row_start[self.start], table.row_start[self.stop], padding=len(table.fed_cell) - 1)
         end = max(int(table.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
 
-        # For a single image, the index has one dimension, because the cache is then written faster.
+        # For a single image, the index has one dimension, because writing the cache is then faster.
         index_on_device = to_device(index[0] if len(index) == 1 else index, self.tokens.device)
 
         predicted_by = table.cell_row[self.entries] - table.row_start[self.start][:, None]
@@ -241,36 +242,36 @@ class Window:
         return device_table.rows_at(index_on_device, end), to_device(predicted_by, self.tokens.device)
 
     def first_uncertain(self, new: Tensor) -> np.ndarray:
-        """The first pass that is not certain after a call, for each image, int64 [A]: the ``start`` of the next window.
-        The host waits for the device.
+        """For each image, the first pass that is not certain after a call, int64 [A]. The next window starts there. The
+        host waits for the device.
 
         ``new``: the tokens that the call sampled for the cells of the windows, int64 [A, n].
 
         The first pass of a window is certain, because it read certain tokens only. If the new tokens of a certain pass
-        are all identical to the guesses, the next pass read the tokens that it reads in serial decoding. It sampled its
-        own tokens with the same noise, so it is certain too. This continues up to the first pass in which a token
-        changed. That pass is certain as well: the change affects only the passes after it.
+        are all identical to the guesses, the next pass read the same tokens as in serial decoding. The next pass also
+        used the same noise as in serial decoding, so it is certain too. The certain passes end with the first pass in
+        which a token changed. The change makes only the passes after that pass uncertain.
 
-        A window therefore moves by at least one pass, and no image needs more calls than serial decoding needs passes.
+        A window therefore moves by at least one pass, so no image needs more calls than serial decoding needs passes.
         """
         table = self.table
         unchanged = new == self.tokens.gather(1, self.cells)
-        unchanged_count = unchanged.cumprod(1).sum(1).cpu().numpy()  # number of tokens before the first changed one
+        unchanged_count = unchanged.cumprod(1).sum(1).cpu().numpy()  # number of tokens before the first changed token
 
         first = table.cell_start[self.start]
         last = table.cell_start[self.stop] - 1
         return table.cell_pass[np.minimum(first + unchanged_count, last)] + 1
 
     def verdict(self, new: Tensor, new_start: np.ndarray, call: int) -> Verdict:
-        """The cells that become certain in this ``call``, with their ``new`` tokens. The outcome is PLAIN for cells of
-        a window's first pass, which read no guesses, and ACCEPTED for all other cells.
+        """The cells that become certain in this ``call``, with their ``new`` tokens. The first pass of a window read no
+        guesses, so the outcome of its cells is PLAIN. The outcome of all other cells is ACCEPTED.
 
         ``new``: as for :meth:`first_uncertain`. ``new_start``: the result of :meth:`first_uncertain`.
         """
         table = self.table
 
-        # 1. The m cells that become certain: the row and the column of each in ``entries``, int64 [m]. The pass
-        #    number of padding is above all others, so padding never becomes certain.
+        # 1. The m cells that become certain: the two indices of each cell in ``entries``, int64 [m]. In the table, the
+        #    pass of padding comes after all passes, so padding never becomes certain.
         image, column = np.nonzero(table.cell_pass[self.entries] < new_start[:, None])
 
         # 2. What the host knows about these cells.
@@ -287,13 +288,13 @@ class Window:
         return Verdict((d_image_in_batch, d_cell), values, call, d_outcome.to(torch.uint8))
 
     def move(self, new: Tensor, new_start: np.ndarray) -> None:
-        """Store the ``new`` tokens, and let the windows begin with the passes ``new_start``; for both, see
-        :meth:`verdict`. The first guess for a cell that enters a window is a copy of the newest token: the token of the
-        last cell that was in the window before.
+        """Store the ``new`` tokens, and let the windows begin with the passes ``new_start``. For both arguments see
+        :meth:`verdict`. The first guess for a cell that enters a window is a copy of the newest token. The newest token
+        belongs to the last cell of the window before the move.
         """
         table = self.table
         self.tokens.scatter_(1, self.cells, new)
-        # The index of a window's last cell; -1 if the image has no window.
+        # The index of the window's last cell among the cells of the window; -1 if an image is finished.
         last = table.cell_start[self.stop] - 1 - table.cell_start[self.start]
         newest = new.gather(1, to_device(last.clip(min=0)[:, None], self.tokens.device))
 
@@ -303,20 +304,20 @@ class Window:
         _fill_with_newest(self.tokens, to_device(entering, self.tokens.device), newest)
 
     def keep(self, remaining: np.ndarray) -> None:
-        """Keep only some of the images. ``remaining``: their indices among the active images so far, int64 [A]."""
+        """Keep only some images. ``remaining``: the indices of these images among the images so far, int64 [A]."""
         self.active = self.active[remaining]
         self.tokens = self.tokens[to_device(remaining, self.tokens.device)]
         self._set_start(self.start[remaining])
 
 
 class WindowGuidance:
-    """Decides to which cells of a window guidance is applied. The passes of one window may differ in this.
+    """Decides to which cells of a window guidance is applied. Guidance may apply to some passes of a window only.
 
     Args:
         table: the fed rows and cells of the schedule.
         guided: for each pass, whether guidance is applied to its cells.
-        to_the_end: whether every call reads the null branch, provided that some pass is guided. If False, calls stop
-            reading it once all guided passes are certain.
+        to_the_end: whether every call feeds the null branch, provided that at least one pass is guided. If False, calls
+            feed it only until all guided passes are certain.
     """
 
     def __init__(self, table: Table, guided: Sequence[bool], to_the_end: bool):
@@ -326,11 +327,11 @@ class WindowGuidance:
         self.always_reads_null = to_the_end and any(guided)
 
     def reads_null(self, window: Window) -> bool:
-        """Whether the call that computes a window reads the null branch."""
+        """Whether the call that computes a window feeds the null branch."""
         return self.always_reads_null or window.certain <= self.last_guided
 
     def at(self, window: Window) -> Guidance:
-        """The guidance of the cells of a window."""
+        """The cells of a window to which guidance is applied."""
         reads_null = self.reads_null(window)
         if self.all_guided or not reads_null:
             return Guidance(applies=reads_null)
@@ -338,21 +339,21 @@ class WindowGuidance:
 
 
 def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
-    """For every image, the numbers from ``begin`` to ``end`` - 1, int64 [A, n]. n is the number of them in the image
-    that has the most; the rows of the other images end with ``padding``. ``begin``, ``end``: int64 [A].
+    """For each image, the numbers from ``begin`` to ``end`` - 1, int64 [A, n]. ``begin``, ``end``: int64 [A]. n is the
+    largest count of any image. For images with fewer numbers, ``padding`` follows.
     """
     numbers = begin[:, None] + np.arange((end - begin).max())
     return np.where(numbers < end[:, None], numbers, padding)
 
 
 def _fill_with_newest(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
-    """Set all ``cells`` of an image, int64 [A, n], to its ``newest`` token, int64 [A, 1]."""
+    """Set all ``cells`` of each image, int64 [A, n], to the image's ``newest`` token, int64 [A, 1]."""
     tokens.scatter_(1, cells, newest.expand(-1, cells.shape[1]))
 
 
 def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
-    """Add remarks to the report: what a window costs for many images on a CPU, and, in 16 bits, which values
-    of *parallel* generate the identical image.
+    """Add remarks to the report. On a CPU with many images, a remark states what a window costs. In 16 bits, a remark
+    states which values of *parallel* generate the identical image.
     """
     net = canvas.model.net
     side = schedule.grid
@@ -364,7 +365,7 @@ def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
         )
 
     if is_16_bit(net):
-        # All calls have one shape, which is the same for all widths up to ``side``. A larger width may need more rows.
+        # All widths up to ``side`` give calls of the same shape. A larger width may need more rows.
         has_shape_of_side = padded_row_count(schedule, width) == padded_row_count(schedule, side)
         if has_shape_of_side:
             hint = f"the values 1 to {side} all give this image, but 0 rounds differently"
@@ -376,10 +377,10 @@ def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
 
 
 def padded_row_count(schedule: Schedule, width: int) -> int:
-    """Number of rows per image to which every call is padded with 16-bit weights. No call feeds more rows. No call
-    samples more cells either, because no row predicts two cells.
+    """Number of rows per image to which every call is padded if the weights are in 16 bits. No call feeds more rows. No
+    call samples more cells either, because no row predicts two cells.
 
-    The number is the same for all windows that are at most as wide as the side of the image in tokens.
+    The number is the same for all values of ``width`` up to the side of the image in tokens.
     """
     table = window_table(schedule)
     stop = np.minimum(np.arange(table.passes) + max(width, schedule.grid), table.passes)

@@ -2,16 +2,16 @@
 the first pass.
 
 Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (arXiv 2406.06525).
-LlamaGen, PAR (``par.py``), ZipAR (``zipar.py``) and Tar's semantic codes (``tar.py``) differ in their schedules only. A
-schedule (``schedule.py``) states which cells a pass decides, which tokens it feeds, and to which earlier tokens these
-tokens attend. The index tensors of all passes are on the device before the loop over the passes starts, so the loop
-never waits for the device.
+LlamaGen, PAR (``par.py``), ZipAR (``zipar.py``) and Tar's first stage (``tar.py``) run passes in the same way; only
+their schedules are different. A schedule (``schedule.py``) states which cells a pass decides, which tokens the pass
+feeds, and to which tokens each fed token attends. The index tensors of all passes are on the device before the loop
+over the passes starts, so the loop never waits for the device.
 
-Three functions, each of which calls the next:
+Each of these three functions calls the next:
 
-- :func:`llamagen` is the sampler; it checks the model and the settings, as the samplers PAR and ZipAR do;
-- :func:`decode_settings` generates images from a model, a condition and settings, which choose the schedule;
-- :func:`decode_schedule` runs the passes of a schedule on a canvas; Tar and MuLo-SD call it directly.
+- :func:`llamagen` is the sampler. It checks the model and the settings. PAR and ZipAR have such a function too.
+- :func:`decode_settings` generates images with the schedule that the settings choose.
+- :func:`decode_schedule` runs the passes of a schedule on a canvas. Tar and MuLo-SD call it directly.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from .token_noise import TokenNoise
 
 
 def check(model: TokenModel, settings: LlamaGenSettings) -> None:
-    """Raise the UserError that the sampler would raise, before anything is loaded or computed."""
+    """Check that LlamaGen can run a model with these settings, before anything is loaded or computed.
+
+    Raises the errors of :func:`.check_raster`.
+    """
     check_raster("LlamaGen", model, settings)
 
 
@@ -54,7 +57,7 @@ def llamagen(
 
     Args:
         model: the network with its metadata.
-        condition: the condition of B images, of the kind that the model reads.
+        condition: the condition of B images. The model must read this kind of condition.
         settings: see :class:`LlamaGenSettings`.
         noise: the noise of B images.
         edit: the image to edit and the part to regenerate; None to generate whole new images.
@@ -67,7 +70,7 @@ def llamagen(
             not finite.
     """
     check(model, settings)
-    # A de-tokenizer has its own name in reports, because its reports are compared only with each other.
+    # A de-tokenizer has its own name in reports, because its reports are compared only with a de-tokenizer's reports.
     name = "tar" if model.condition == "features" else "llamagen"
     return decode_settings(name, model, condition, settings, noise, edit)
 
@@ -83,14 +86,14 @@ def decode_settings(
 ) -> Sampler:
     """Generate images with the schedule that the settings choose. The other arguments are those of :func:`llamagen`.
 
-    ``name``: the sampler's name in the report. ``settings``: settings that have the field *parallel*.
+    ``name``: the sampler's name in the report. ``settings``: TokenSettings that also have the field *parallel*.
     """
     schedule = settings.schedule(model)
     canvas, prepared = token_canvas(name, model, condition, settings, noise, edit)
     return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
 
 
-@torch.inference_mode()  # a pass makes many tensor views, which would cost 10 % more with no_grad
+@torch.inference_mode()  # no_grad would cost 10 % more time, because a pass makes many tensor views
 def decode_schedule(
     canvas: TokenCanvas,
     condition: PreparedCondition,
@@ -103,8 +106,8 @@ def decode_schedule(
 ) -> Sampler:
     """Run a schedule pass by pass or, if ``parallel`` is above 1, in windows of ``parallel`` passes (``jacobi.py``).
 
-    With 16-bit weights, 1 also means windows, of one pass each. The image is then identical for all values from 1 to
-    the side of the image in tokens. In fp32, 1 means the same as 0.
+    With 16-bit weights, the passes also run in windows at ``parallel`` 1. The image is then identical for all values
+    from 1 to the side of the image in tokens. In fp32, the passes run without windows at 1, as at 0.
 
     Args:
         canvas, condition: the canvas and the packed condition, see :func:`.token_canvas`.
@@ -114,8 +117,8 @@ def decode_schedule(
         span: half-open range of the token values that are image codes; None: all values.
         penalty: repetition penalty; 1 turns it off.
 
-    Yields :class:`Step` after the prefill and after each pass; in windows, after the prefill and after each call. The
-    report's map "step" holds the number of the pass or call that decided a cell, or -1 for a cell that an edit fixes.
+    Yields :class:`Step` after each pass; in windows, after the prefill and after each call. The report's map "step"
+    holds the index of the pass or call that decided a cell, or -1 for a cell that an edit fixes.
     """
     in_16_bit = is_16_bit(canvas.model.net)
     in_windows = parallel > 1 or (parallel == 1 and in_16_bit)

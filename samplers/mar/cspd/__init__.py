@@ -5,11 +5,11 @@ its published code. CSpD has three modes, each in its own file:
 
 - ``published``: the rule of the published code, which approximates the target's distribution.
 - ``paper``: the paper's algorithm 1.
-- ``lossless``: FastAR's own mode. It has exactly the target's distribution, whatever the draft model.
+- ``lossless``: FastAR's own mode. Its images have exactly the target's distribution, whatever the draft model is.
 
-The AR steps that are drafted before the target verifies them are a *segment*. A mode is a class whose method
-``segment`` drafts and verifies a segment (``mode.py``). ``draft.py`` has the draft model, and ``densities.py`` has the
-rejection rule of the first two modes.
+A *segment* is several AR steps in a row: the draft model drafts all of them before the target verifies their drafts. A
+mode is a class whose method ``segment`` drafts and verifies a segment (``mode.py``). ``draft.py`` has the draft model.
+``densities.py`` has the rejection rule of the modes ``published`` and ``paper``.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ MODES: dict[str, type[Mode]] = {
 
 
 def check(model: MARModel, settings: CSpDSettings) -> None:
-    """Check settings against a model, before anything is loaded or computed.
+    """Check the settings for a target model, before anything is loaded or computed.
 
     Raises:
-        UserError: more AR steps than tokens, or speculation in a mode other than *lossless*.
+        UserError: more AR steps than tokens, or ``speculation`` above 1 in a mode other than *lossless*.
     """
     check_mar(model, settings)
     _expect_use_of_speculation(settings)
 
 
 def _expect_use_of_speculation(settings: CSpDSettings) -> None:
-    """Raise a UserError if speculation is on in a mode other than *lossless*. In such a mode, the target would draft
-    its own diffusion steps only in the prefill, the AR steps before the draft model's first draft.
+    """Raise a UserError if ``speculation`` is above 1 in a mode other than *lossless*. In the other modes, the target
+    would draft its own diffusion steps only in the prefill: the AR steps before the draft model's first draft.
     """
     if settings.speculation > 1 and settings.mode != "lossless":
         raise UserError(
@@ -117,9 +117,9 @@ def cspd(
     """Generate images by CSpD with ``model`` as the target. :func:`samplers.mar.mar.mar` explains all other arguments.
 
     Args:
-        make_transformer, make_draft_transformer: how the transformers of the target and of the draft model are
-            evaluated. The target's transformer runs only in the prefill (the AR steps before the first draft) and when
-            the target verifies drafts.
+        make_transformer, make_draft_transformer: make the transformers of the target and of the draft model. The
+            target's transformer runs only in the prefill (the AR steps before the first draft) and when the target
+            verifies drafts.
         draft: the model that drafts.
 
     The report adds up the passes and the head calls of both models; ``draft_passes`` and ``draft_head_calls`` are the
@@ -127,8 +127,8 @@ def cspd(
     the diffusion steps that the target drafts for itself.
 
     Raises:
-        UserError: as :func:`samplers.mar.mar.mar`; speculation in a mode other than *lossless*; a draft model that
-            :func:`check_pair` rejects, or that is on a different device.
+        UserError: an error of :func:`samplers.mar.mar.mar`; ``speculation`` above 1 in a mode other than *lossless*;
+            models on different devices; or a draft model that :func:`check_pair` rejects.
     """
     _expect_use_of_speculation(settings)
     check_pair(draft, model)
@@ -148,8 +148,8 @@ def cspd(
 
 
 def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
-    """A remark if the draft model must start at the target's timestep, which is above the timestep in the draft model's
-    file; else "".
+    """A remark if the draft model must start its diffusion at the target's timestep although the draft model's file
+    has a lower one; else "".
     """
     draft_timestep = draft.first_timestep(canvas.settings.diffusion_steps)
     if canvas.settings.t_max is not None or draft_timestep >= canvas.first_timestep:
@@ -168,9 +168,9 @@ def make_prefill_diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffu
 
 
 def speculate(canvas: MARCanvas, transformer: Transformer, prefill_diffusion: Diffusion, mode: Mode) -> Sampler:
-    """Run the prefill, in which the target samples all tokens itself, and then segments of drafts.
+    """Run the prefill, in which the target samples all tokens itself, and then segment after segment.
 
-    In the modes *paper* and *lossless*, a segment ends early at a rejection, because later drafts depend on the
+    In the modes *paper* and *lossless*, a rejection ends the segment early, because the later drafts depend on the
     rejected draft.
     """
     order = canvas.order

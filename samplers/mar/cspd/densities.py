@@ -7,11 +7,12 @@ The density is the Gaussian of the path's last diffusion step, with a mean and a
 channels.
 
 1. A draft x is accepted with probability min(1, r(x)), where r(x) = Sigma p(x) / q(x) (equation 5).
-2. A rejected draft is replaced by a sample of max(0, Sigma p - q), normalised (equation 6). To get this sample,
-   *proposals* x are sampled from p until one is accepted, each with probability max(0, 1 - 1 / r(x)) (equations 10
-   and 11). The report counts the proposals as ``redraws``.
+2. A sample of max(0, Sigma p - q), normalised, replaces a rejected draft (equation 6). To get this sample, CSpD samples
+   *proposals* x from p. It accepts each with probability max(0, 1 - 1 / r(x)) and stops at the first accepted one
+   (equations 10 and 11). The report counts the proposals as ``redraws``.
 
-If Sigma = 1, the result is a sample of p. The published code computes r differently; a :class:`Rule` says how.
+If Sigma = 1, the result is a sample of p. The published code computes r differently from the paper, so each of the two
+modes has its own :class:`Rule`.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from ....networks.torch_state import to_device
 from ...noise import CounterRNG
 from ..tokens import Tokens
 
-# Largest number of proposals for a rejected token. The first 10 are computed for every token, the others only for
-# rejected tokens that need them.
+# Largest number of proposals for a rejected token. The first 10 proposals are computed for every token, the later ones
+# only for rejected tokens that need them.
 TRIES = 100
 _FIRST_TRIES = range(1, 11)
 _LATER_TRIES = range(11, TRIES + 1)
-# A token's proposals are numbered from 1. This number means that no proposal was accepted.
+# A token's proposals are numbered from 1. 0 means that no proposal was accepted.
 _NONE = 0
-# Lanes (independent sequences, noise.py) of a token's random numbers, above the lanes of its diffusion steps
-# (speculation.py).
+# Lanes of a token's random numbers: independent sequences, see noise.py. The lanes below 1 << 20 belong to the token's
+# diffusion steps (speculation.py).
 _ACCEPTANCE, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
 
 class Rule(NamedTuple):
-    """How the ratio r is computed."""
+    """How a mode computes the ratio r."""
 
     sigma_power: int  # exponent of Sigma in r
-    std_factor: float  # factor of the stds of p and q when a draft is verified; not used for proposals
+    std_factor: float  # factor for the stds of p and q when a draft is verified; proposals do not use it
 
 
 # Equations 5 and 11 as we derived them from the paper's text (paper.py).
@@ -50,8 +51,8 @@ PAPER_RULE = Rule(sigma_power=1, std_factor=1.0)
 
 
 class RejectionNoise:
-    """The random numbers with which tokens are verified, from the tokens' keys, int64 [B, L]. Tests replace this class
-    to use recorded numbers.
+    """The random numbers with which drafts and proposals are accepted or rejected. They depend only on the tokens'
+    keys, int64 [B, L]. Tests replace this class to use recorded numbers.
     """
 
     def __init__(self, keys: Tensor):
@@ -70,7 +71,7 @@ class RejectionNoise:
 
 
 class LastStep(NamedTuple):
-    """What the ratio r needs of a model's diffusion path, fp32 [..., channels] each."""
+    """What the ratio r needs from one model's diffusion paths, fp32 [..., channels] each."""
 
     mean: Tensor  # mean of the last diffusion step
     log_std: Tensor  # log std of the last diffusion step
@@ -81,13 +82,13 @@ class LastStep(NamedTuple):
         return LastStep(*(field[index] for field in self))
 
     def for_proposals(self) -> LastStep:
-        """The fields of N tokens with an axis for the proposals of each token, fp32 [N, 1, channels]."""
+        """The same N tokens, with an additional axis for the proposals of each token: fp32 [N, 1, channels]."""
         return LastStep(*(field[:, None] for field in self))
 
 
 def joined_by_image(parts_of_steps: Sequence[LastStep], images: int) -> LastStep:
-    """Join the tokens of several AR steps. The result has one image after another, and for each image its tokens of all
-    these AR steps.
+    """Join the tokens of several AR steps. The result has one image after another, each with its tokens of all these
+    AR steps.
     """
     joined = []
     for field_of_steps in zip(*parts_of_steps, strict=True):  # for each field of LastStep, the tensors of all AR steps
@@ -108,8 +109,8 @@ def log_ratio(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
 
 
 def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
-    """The probability with which each proposal is accepted, fp32 [...]: max(0, 1 - 1 / r), without the rule's
-    ``std_factor``. ``token``: the proposals, fp32 [..., channels].
+    """The probability with which each proposal is accepted, fp32 [...]: max(0, 1 - 1 / r). Here r does not use the
+    rule's ``std_factor``. ``token``: the proposals, fp32 [..., channels].
     """
     log_r = log_ratio(token, q, p, rule._replace(std_factor=1.0))
     return (1 - torch.exp(-log_r)).clamp(min=0)
@@ -118,30 +119,30 @@ def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule)
 class VerifiedTokens(NamedTuple):
     """N tokens whose drafts have been verified. ``values`` is on the device, all other fields are on the host."""
 
-    # For each token the accepted draft or proposal, fp32 [N, channels]; zero if the draft and all proposals were
-    # rejected.
+    # For each token, the accepted draft or proposal; zeros if the draft and all proposals were rejected. fp32
+    # [N, channels].
     values: Tensor
     accepted: Tensor  # bool [N], whether the draft was accepted
     proposals: Tensor  # int64 [N], number of proposals up to the accepted one; 0 if the draft was accepted
     has_value: Tensor  # bool [N], False if the draft and all proposals were rejected
 
     def counts(self, rows: Tensor | slice = slice(None)) -> dict[str, int]:
-        """Counts for the report, over the tokens where ``rows``, bool [N], is True, or over all tokens."""
+        """Counts for the report, over the tokens for which ``rows``, bool [N], is True; by default, over all tokens."""
         return {"redraws": int(self.proposals[rows].sum()), "redraws_exhausted": int((~self.has_value[rows]).sum())}
 
 
 def accept_or_resample(
     drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: Tokens
 ) -> VerifiedTokens:
-    """Verify the drafts of N tokens, fp32 [N, channels], and resample the rejected ones.
+    """Verify the ``drafts`` of N tokens, fp32 [N, channels], and resample the rejected tokens.
 
-    The host reads from the device once, or twice if the first proposals for some rejected token are all rejected.
+    The host waits for the device once, or twice if a rejected token needs more than the first proposals.
 
     Args:
-        q, p: the last steps of the draft model and of the target, see :class:`LastStep`.
+        q, p: the last diffusion steps of the draft model (q) and of the target (p), see :class:`LastStep`.
         rule: the acceptance rule of the mode.
         noise: the random numbers of acceptances and proposals.
-        tokens: where the N tokens are, which chooses their random numbers.
+        tokens: images and positions of the N tokens, which determine their random numbers.
     """
     # 1. Accept with probability min(1, r).
     accepted = log_ratio(drafts, q, p, rule) > noise.acceptance(tokens).log()
@@ -169,11 +170,11 @@ def accept_or_resample(
 def try_proposals(
     numbers: range, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: Tokens
 ) -> tuple[Tensor, Tensor]:
-    """Try the proposals with these numbers, for each of N tokens.
+    """Try the proposals with these ``numbers``, which count from 1, for each of N tokens.
 
     Returns:
-        The first accepted proposal for each token, fp32 [N, channels], and the number of this proposal, counted from 1,
-        int64 [N]. A token without an accepted proposal has zeros, and the number _NONE.
+        The first accepted proposal for each token, fp32 [N, channels], and the number of this proposal, int64 [N]. A
+        token without an accepted proposal has zeros, and the number _NONE.
     """
     normals, uniforms = noise.proposals(tokens, numbers.start - 1, len(numbers), p.mean.shape[1])
     q = q.for_proposals()

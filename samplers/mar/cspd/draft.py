@@ -27,24 +27,24 @@ from .densities import LastStep
 class Paths(NamedTuple):
     """The diffusion paths of N tokens, with S diffusion steps each.
 
-    CSpD compares the densities of two paths' last steps, so it needs the std that the head predicts for the last step.
-    But as in MAR, the last step adds no noise, except in mode ``paper``. The std of a step depends on the use of the
-    path; s is the std that the head predicts, and T is the temperature:
+    CSpD compares the last steps of two paths, so it needs the std that the head predicts for the last step. But in all
+    modes except ``paper``, the last step adds no noise, as in MAR. So the std that a function uses for a step depends
+    on its purpose. In this table, s is the std that the head predicts, and T is the temperature:
 
     =====================  ===============================  =========  ===========
-    function               use                              last step  other steps
+    function               purpose                          last step  other steps
     =====================  ===============================  =========  ===========
     :func:`sample_paths`   sample tokens                    0 or T s   T s
     :meth:`last_step`      ratio r                          T s        s [1]
     :meth:`drafted_steps`  drafts in the mode ``lossless``  0          T s
     =====================  ===============================  =========  ===========
 
-    [1] These stds are only in Sigma, which compares the stds of two models. T would cancel.
+    [1] These stds occur only in Sigma, which has ratios of the two models' stds. T would cancel in each ratio.
     """
 
     states: Tensor  # fp32 [N, S + 1, channels]; the first state is noise, the last state is the token
     kernel: Gaussian  # means and log stds that the head predicts, fp32 [N, S, channels], without the temperature
-    temperature: float  # factor of the stds when the paths were sampled
+    temperature: float  # factor by which the stds were multiplied when the paths were sampled
 
     @property
     def tokens(self) -> Tensor:
@@ -52,10 +52,10 @@ class Paths(NamedTuple):
         return self.states[:, -1]
 
     def last_step(self) -> LastStep:
-        """What the ratio r needs of the paths, see ``densities.py``."""
+        """What the ratio r needs from the paths, see ``densities.py``."""
         mean, log_std = self.kernel
-        # At temperature 0 the published code divides 0 by 0. Here the stds become tiny instead, so the target rejects
-        # all drafts that differ from its means, and takes its means.
+        # At temperature 0, the published code divides 0 by 0. Here the stds become tiny instead. The target then rejects
+        # every draft that differs from its own mean, and takes this mean instead.
         log_temperature = math.log(max(self.temperature, 1e-6))
         return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
 
@@ -73,7 +73,7 @@ class Paths(NamedTuple):
 
     @staticmethod
     def concatenated(parts: Sequence[Paths]) -> Paths:
-        """The paths of several parts, one part after another."""
+        """Join several parts, one part after another."""
         states = torch.cat([part.states for part in parts])
         mean = torch.cat([part.kernel.mean for part in parts])
         log_std = torch.cat([part.kernel.log_std for part in parts])
@@ -81,16 +81,16 @@ class Paths(NamedTuple):
 
 
 def table_with_last_std(canvas: MARCanvas) -> diffusion_steps.StepTable:
-    """The diffusion steps for :func:`sample_paths`. The last step has a std, too; see :class:`Paths`."""
+    """The diffusion steps for :func:`sample_paths`. Here the last step has a std too; :class:`Paths` says why."""
     respaced = canvas.respacing(canvas.settings.diffusion_steps)
     return diffusion_steps.step_table(respaced.steps, canvas.time_embeddings(respaced))
 
 
 def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool) -> Paths:
-    """Sample the tokens of a batch with the full diffusion head, and return their paths.
+    """Sample the tokens of a batch, with a call of the full diffusion head at every step, and return their paths.
 
     Args:
-        batch: its table comes from :func:`table_with_last_std`.
+        batch: a batch whose table comes from :func:`table_with_last_std`.
         adds_last_noise: whether the last step adds noise, as all other steps do.
     """
     if not adds_last_noise:
@@ -111,8 +111,8 @@ def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool
 
 
 class MARDrafter:
-    """Drafts tokens of the images that the target generates. The draft model uses the target's tokens, noise and
-    diffusion steps.
+    """Drafts tokens of the images that the target generates. The draft model reads the tokens that the target has
+    decided. It has the target's number of diffusion steps, and the caller gives it the noise.
     """
 
     def __init__(
@@ -133,7 +133,9 @@ class MARDrafter:
         self.adds_last_noise = adds_last_noise
 
     def step(self, step: int, noise: StreamNoise) -> Paths:
-        """Draft the tokens of an AR step, given all tokens before it, and write them on the canvas as drafts."""
+        """Draft the tokens of an AR step, given the tokens and drafts of all earlier AR steps. Write the drafts to the
+        canvas of the target.
+        """
         canvas = self.canvas
         positions = canvas.order.positions_from(step)
         tokens = Tokens.all(positions)
@@ -147,11 +149,11 @@ class MARDrafter:
         return paths
 
     def discard_features(self) -> None:
-        """Discard cached features that were computed from tokens which the target has replaced since."""
+        """Discard cached features that the transformer computed from drafts which the target has since replaced."""
         self.transformer.discard_features()
 
     def _move_counts(self) -> None:
-        """Move the counts so far from the draft model's report to the target's report."""
+        """Move all counts from the draft model's report to the target's report."""
         counts = self.canvas.report.counts
         self.target.report.add(**counts)
         self.target.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])

@@ -1,11 +1,13 @@
-"""CSpD, mode ``lossless``: exactly the target's distribution, whatever the draft model.
+"""CSpD, mode ``lossless``: images with exactly the target's distribution, whatever the draft model is.
 
-The draft model samples the tokens of some AR steps, each on a diffusion path. One pass of the target's transformer
-computes z, the conditions of the target's diffusion head, for all these AR steps, each given the drafts before it. (A
-transformer with caches needs a pass for each AR step.) The target's head then evaluates all states of the drafted paths
-in one batch. A path is accepted up to its first rejected diffusion step. For this step, a coupling of the two models'
+The draft model samples the tokens of several AR steps. Each token has a diffusion *path*: its states from noise to the
+token. One pass of the target's transformer computes z, the conditions of the target's diffusion head, for all these AR
+steps. The z of an AR step depends on the drafts of the AR steps before it. (A transformer with caches needs a pass for
+each AR step.) One call of the target's head then evaluates all states of the drafted paths.
+
+The target accepts a path up to its first rejected diffusion step. For this step, a coupling of the two models'
 Gaussians (``coupling.py``) gives a new state, and from there the target samples the rest of the path. So every token is
-a sample of the target, given the tokens before it. It depends neither on the draft length nor on the batch.
+a sample of the target, given the tokens before it. The token depends neither on the draft length nor on the batch.
 
 A token counts as accepted if its whole path is accepted. After an AR step with a rejected token, all later drafts are
 discarded, because the target computed their z from the rejected token. Two different models rarely agree on a whole
@@ -34,17 +36,17 @@ from .mode import Mode
 
 
 class Lossless(Mode):
-    """Draft some AR steps, and decide them up to the first AR step with a rejected token in any image."""
+    """Draft several AR steps, and decide them up to and including the first with a rejected token in any image."""
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
         self.next_draft_length = canvas.settings.draft_length  # number of AR steps that the next segment drafts
         self.table = canvas.step_table(canvas.settings.diffusion_steps)
-        # This head has no cache, even if the transformer has caches.
+        # The head is evaluated without a cache, even if the transformer has caches.
         self.head = HeadEvaluation(canvas.model.net, canvas.report)
 
     def segment(self, first: int) -> Iterator[Verdict]:
-        """Draft and verify the AR steps from ``first`` on, up to the first AR step with a rejected draft."""
+        """Draft AR steps from ``first`` on, and decide them up to and including the first with a rejected draft."""
         canvas = self.canvas
         settings = canvas.settings
 
@@ -52,7 +54,7 @@ class Lossless(Mode):
         ar_steps = range(first, min(first + self.next_draft_length, canvas.order.steps))
         drafts = [self.drafter.step(step, self.noise) for step in ar_steps]
 
-        # 2. The target verifies one AR step after another, and samples the rest of each path.
+        # 2. The target decides one AR step after another: it samples the rest of each path.
         accepted_ar_steps = 0
         for step, verified in zip(ar_steps, self.verified_paths(ar_steps, drafts), strict=True):
             with canvas.clock.phase("head"):
@@ -62,7 +64,7 @@ class Lossless(Mode):
                 canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
                 outcome = self.count_outcomes(accepted)
 
-            # 3. Discard the later drafts after a rejection.
+            # 3. If a draft is rejected, discard all later drafts.
             has_rejected = not accepted.all()
             if has_rejected:
                 self.drafter.discard_features()
@@ -76,8 +78,8 @@ class Lossless(Mode):
         self.next_draft_length = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
 
     def verified_paths(self, ar_steps: range, drafts: Sequence[Paths]) -> Iterator[VerifiedPaths]:
-        """Verify the drafts of ``ar_steps``, and yield one AR step after another. The head evaluates all tokens of a
-        pass of the transformer together.
+        """Verify the drafts of ``ar_steps``, and yield one AR step after another. For each pass of the transformer, the
+        head evaluates the tokens of all AR steps in the pass together.
         """
         canvas = self.canvas
         remaining_drafts = iter(drafts)
@@ -96,14 +98,14 @@ class Lossless(Mode):
 
 
 class VerifiedPaths(NamedTuple):
-    """The drafted paths of an AR step, up to the first diffusion step that the target rejects. A row is a token; an AR
-    step has B n rows, n for each image.
+    """The drafted paths of an AR step, up to the first diffusion step that the target rejects. A row is a token. An AR
+    step has n rows for each of B images.
     """
 
-    # The paths of all AR steps that one pass verified. The AR steps share this object, but each AR step finishes only
-    # its own rows.
+    # The paths of all AR steps that one pass verified. These AR steps share the object, but :meth:`samples` finishes only
+    # the rows of its own AR step.
     speculation: Speculation
-    rows: np.ndarray  # indices in ``speculation`` of this AR step's rows, int64 [B n]
+    rows: np.ndarray  # indices of this AR step's rows in ``speculation``, int64 [B n]
     accepted_steps: np.ndarray  # number of accepted diffusion steps of each row, int64 [B n]
 
     def accepted(self) -> Tensor:
@@ -112,6 +114,6 @@ class VerifiedPaths(NamedTuple):
 
     def samples(self, window: int) -> Tensor:
         """Let the target sample the rest of each path, and return the tokens of the rows, fp32 [B n, channels]. The
-        target drafts ``window`` of its own diffusion steps at once; if ``window`` is 1, it drafts none.
+        target drafts ``window`` of its own diffusion steps at once. If ``window`` is 1, it does not draft.
         """
         return self.speculation.finish(self.rows, window)

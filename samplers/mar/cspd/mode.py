@@ -1,6 +1,7 @@
 """What the modes of CSpD share: how the target reads drafts, and how the report counts their outcomes.
 
-Shapes: B images of L tokens, n tokens of an image at an AR step, C width of the transformer, P branches of guidance.
+Shapes: B images of L tokens; n tokens of an image in an AR step; C, the width of the transformer; P branches of
+guidance.
 """
 
 from __future__ import annotations
@@ -25,26 +26,27 @@ from .draft import MARDrafter
 
 
 class TargetBatch(NamedTuple):
-    """The tokens of some AR steps, one AR step after another, as a batch for the target's head to sample."""
+    """A batch for the target's head: the tokens of several AR steps, one AR step after another."""
 
     batch: DiffusionBatch
     tokens: Tokens
-    sizes: list[int]  # number of tokens of each AR step, in all images together
+    sizes: list[int]  # number of tokens in each AR step, for all images together
 
 
 class Mode(ABC):
-    """How the target verifies drafts. A segment is the AR steps that are drafted before the target verifies them.
+    """How the target verifies drafts. The draft model drafts all AR steps of a *segment* before the target verifies
+    them.
 
     All images of a batch are always at the same AR step. In the modes *paper* and *lossless*, a rejection in one image
-    therefore discards the later drafts of all images. For all other images, the draft model later makes the same drafts
-    again from the same noise, and the target verifies them with the same random numbers. So the tokens of an image do
-    not depend on its batch.
+    therefore discards the later drafts of all images. For the images without a rejection, the draft model makes the
+    same drafts again, from the same noise. The target then verifies them with the same random numbers. So the tokens of
+    an image do not depend on its batch.
     """
 
-    table: StepTable  # the diffusion steps of the target; each mode sets it
+    table: StepTable  # the diffusion steps of the target; each subclass sets them
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
-        """``noise``: the noise of the target's full diffusion; the draft model samples with the same noise."""
+        """``noise``: the noise of the target's full diffusion. The draft model samples with it too."""
         self.canvas = canvas
         self.transformer = transformer
         self.drafter = drafter
@@ -54,11 +56,11 @@ class Mode(ABC):
 
     @abstractmethod
     def segment(self, first: int) -> Iterator[Verdict]:
-        """Draft and verify the AR steps from ``first`` on. Yields one verdict for every AR step that it decides."""
+        """Draft and verify AR steps from ``first`` on. Yields a verdict for every AR step that is decided."""
 
     def target_batches(self, ar_steps: range) -> Iterator[TargetBatch]:
-        """Yield batches of the tokens of ``ar_steps``, in which each AR step is given all drafts before it. There is a
-        batch for every pass of the target's transformer, and each pass evaluates all AR steps that it can.
+        """Yield a batch for every pass of the target's transformer over ``ar_steps``. The transformer reads all drafts
+        of earlier AR steps. One pass evaluates all ``ar_steps`` or, if the transformer has caches, a single AR step.
 
         A transformer with caches may read only final tokens. So ask for a batch only after the tokens of the previous
         batch are final.
@@ -66,7 +68,7 @@ class Mode(ABC):
         canvas = self.canvas
         conditions = self.transformer.each_step(ar_steps.start, len(ar_steps))
         step = ar_steps.start
-        for zs in canvas.clock.timed("transformer", conditions):  # conditions [P, B, n, C] of each AR step of a pass
+        for zs in canvas.clock.timed("transformer", conditions):  # for each AR step of a pass, z [P, B, n, C]
             with canvas.clock.phase("head"):
                 tokens = Tokens.step_by_step([canvas.order.positions_from(step + i) for i in range(len(zs))])
                 batch = canvas.batch(self.table, tokens, torch.cat(zs, 2), self.noise)
@@ -74,12 +76,13 @@ class Mode(ABC):
             step += len(zs)
 
     def count_outcomes(self, accepted: Tensor, uses_draft: Tensor | None = None) -> Tensor:
-        """Add drafts to the counts of the report, in which each image with a rejected draft is a restart.
+        """Count the drafts of an AR step, or of a whole segment, in the report. Each image with a rejected draft counts
+        as a restart.
 
         Args:
             accepted: bool [B, n] on the host, whether the target accepts each draft.
-            uses_draft: bool [B] on the host, the images whose drafts count; None for all. The tokens of all other
-                images are the target's own.
+            uses_draft: bool [B] on the host, the images whose drafts count; None for all images. In an image without
+                counted drafts, all tokens are the target's own.
 
         Returns:
             The outcome of each token, ACCEPTED, REJECTED or PLAIN, uint8 [B, n] on the device.

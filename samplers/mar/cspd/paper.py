@@ -1,29 +1,30 @@
 """CSpD, mode ``paper``: the paper's algorithm 1.
 
-``densities.py`` explains the rule and its symbols. The text of the paper that we read lacks equations 5 and 11, so we
-derived them from the text around them. The algorithm is speculative decoding as for discrete tokens (Leviathan et al.
-2023, algorithm 1):
+``densities.py`` explains the rule, its symbols and *proposals*. Our copy of the paper lacks equations 5 and 11, so we
+derived these equations from the text around them. The algorithm applies speculative decoding (Leviathan et al. 2023,
+algorithm 1), which was made for discrete tokens, to continuous tokens:
 
 1. The draft model samples gamma tokens, each given the tokens before it.
 2. In one pass, the target computes the distributions of these tokens and of the token after them, each given the drafts
-   before it. It follows its own diffusion paths with the draft model's noise (trajectory alignment, equation 3).
-3. Drafts are accepted up to the first rejected draft, which is resampled. Later drafts are discarded.
+   before it. The target samples its own diffusion paths with the draft model's noise (trajectory alignment, equation
+   3).
+3. The target accepts drafts up to the first rejected draft, and resamples this one. Later drafts are discarded.
 4. If all drafts are accepted, the target samples the next token itself.
 
 MAR decides several tokens in an AR step. They are independent of each other, given the tokens of earlier AR steps. Here
 gamma counts AR steps, and an AR step is accepted if all its tokens are accepted. If every AR step decides one token,
 this is the paper's algorithm.
 
-A draft must be a sample of the density with which it is verified, so every diffusion step adds noise, in both models.
-In MAR the last step adds no noise. Here it adds noise with a std of 0.006, where the latents have a std of 1. The AR
-steps before the first draft are sampled as in MAR.
+A draft must be a sample of the density with which it is verified. So every diffusion step adds noise, in both models.
+In MAR, the last step adds no noise. Here it adds noise with a std of 0.006; the latents have a std of 1. In the AR
+steps before the first draft, the target samples tokens as in MAR.
 
-The paper makes proposals until one is accepted. Here there are at most 100 proposals. If all of them are rejected, the
-target's own token is taken, and the report counts it as ``redraws_exhausted``. This can happen if Sigma < 1: if Sigma p
-is nowhere above q, no proposal is ever accepted.
+The paper makes proposals until one is accepted. Here there are at most 100 proposals for a token. If all 100 are
+rejected, the target takes the token of its own path, and the report counts this token as ``redraws_exhausted``. This
+can happen if Sigma < 1: if Sigma p is nowhere above q, no proposal is ever accepted.
 
 If Sigma is 1, as in models that do not learn their variances, the images have the target's distribution. With learned
-variances they do not: the rule takes Sigma p for the target's density, but Sigma p does not integrate to 1.
+variances they do not: the rule treats Sigma p as the target's density, but Sigma p does not integrate to 1.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ from .mode import Mode
 class Paper(Mode):
     """Draft gamma AR steps, accept them up to the first rejected AR step, and resample the rejected tokens.
 
-    Every image counts its accepted AR steps for itself: after gamma of them in a row, it takes the target's own tokens
-    at the next AR step, ``takes_own_at``. So an image does not depend on its batch, see :class:`Mode`. Drafting ends at
-    the first AR step at which an image takes the target's own tokens.
+    Each image has its own count of accepted AR steps. After gamma accepted AR steps in a row, the image takes the
+    target's own tokens at the next AR step. ``takes_own_at`` holds the index of that AR step. With these counts, the
+    tokens of an image do not depend on its batch, see :class:`Mode`. A segment ends at the first AR step at which any
+    image takes the target's own tokens.
 
     If an image takes the target's own tokens or rejects a draft at AR step k, it begins to count at k + 1. So it next
     takes the target's own tokens at AR step k + 1 + gamma. In this example, gamma is 2, and the second of two images
@@ -77,16 +79,16 @@ class Paper(Mode):
         """Decide the AR steps from ``first`` up to the first AR step at which an image takes the target's own tokens or
         rejects a draft.
         """
-        # 1. Draft the AR steps before ``last``, the first AR step at which an image takes the target's own tokens, or
-        # else the last of all AR steps. Draft ``last``, too, if an image needs a draft there.
+        # 1. Draft the AR steps before ``last``: the first AR step at which any image takes the target's own tokens, but
+        # at most the last AR step of the images. Draft ``last`` too, unless all images take the target's own tokens.
         last = min(int(self.takes_own_at.min()), self.canvas.order.steps - 1)
         needs_draft = self.takes_own_at > last
         stop = last + int(needs_draft.any())
         drafts = {k: self.drafter.step(k, self.noise) for k in range(first, stop)}
 
-        # 2. The target samples its own tokens, given the drafts.
+        # 2. At each AR step, the target samples its own tokens, given the drafts of earlier AR steps.
         for step, target_paths in enumerate(self.paths(range(first, last + 1)), first):
-            # 3. Accept or resample the drafts of an AR step, except in images that take the target's own tokens.
+            # 3. Accept drafts, and resample rejected tokens, except in images that take the target's own tokens.
             takes_own = self.takes_own_at == step
             draft = drafts.get(step)
             if draft is None:
@@ -95,7 +97,7 @@ class Paper(Mode):
                 decided = self.verify(step, draft, target_paths, takes_own)
             self.takes_own_at[takes_own | decided.has_rejection] = step + 1 + self.gamma
 
-            # 4. Discard the later drafts after a rejection.
+            # 4. If a draft is rejected, discard all later drafts.
             any_rejection = decided.has_rejection.any()
             if any_rejection:
                 self.drafter.discard_features()
@@ -123,12 +125,12 @@ class Paper(Mode):
         Args:
             draft: the draft model's paths.
             target_paths: the target's paths.
-            takes_own: bool [B], the images that take the target's own tokens, whatever was drafted.
+            takes_own: bool [B], the images that take the target's own tokens. Their drafts are ignored.
         """
         canvas = self.canvas
         positions = canvas.order.positions_from(step)
         uses_draft = ~torch.from_numpy(takes_own)  # bool [B]
-        token_uses_draft = uses_draft.repeat_interleave(positions.shape[1])  # bool [B n], the same for every token
+        token_uses_draft = uses_draft.repeat_interleave(positions.shape[1])  # bool [B n], one entry per token
 
         with canvas.clock.phase("head"):
             # 1. Verify all drafts.
@@ -136,11 +138,12 @@ class Paper(Mode):
             q, p = draft.last_step(), target_paths.last_step()
             verified = accept_or_resample(draft.tokens, q, p, PAPER_RULE, self.rejection_noise, tokens)
 
-            # 2. Take the target's own tokens in the images of ``takes_own``, and where every proposal was rejected.
+            # 2. Take the target's own tokens in the images of ``takes_own``, and for tokens whose proposals were all
+            # rejected.
             uses_target = to_device(~(token_uses_draft & verified.has_value), canvas.device)
             values = torch.where(uses_target[:, None], target_paths.tokens, verified.values)
 
-        # 3. Count the drafts, on the host.
+        # 3. Count the drafts. The counts are computed on the host.
         accepted = verified.accepted.view(positions.shape)
         outcome = self.count_outcomes(accepted, uses_draft)
         canvas.report.add(**verified.counts(token_uses_draft))

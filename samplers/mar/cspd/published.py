@@ -2,14 +2,15 @@
 
 ``densities.py`` explains the rule and its symbols. The published code differs from the paper:
 
-- Equation 5: the paper accepts a token with probability min(1, Sigma p(x) / q(x)). The code divides by Sigma, and it
-  multiplies the stds of p and q by 42.
+- Equation 5: the paper accepts a draft with probability min(1, Sigma p(x) / q(x)). The code divides by Sigma instead,
+  and multiplies the stds of p and q by 42.
 - Equation 11: the paper accepts a proposal with probability max(0, 1 - q / (Sigma p)). In the code, the probability is
-  max(0, 1 - Sigma q / p), and the stds are not changed. The code makes at most 100 proposals; if all of them are
-  rejected, the token is zero.
-- The code verifies a draft given only the tokens before its segment, and not given the earlier drafts of the segment.
-  So an accepted token stays even if earlier tokens were rejected. When the target verifies, it takes the guidance scale
-  of the segment's last AR step for all tokens.
+  max(0, 1 - Sigma q / p), and the stds are not multiplied. The code makes at most 100 proposals. If all of them are
+  rejected, all channels of the token become 0.
+- A *segment* is the AR steps that the draft model drafts before the target verifies them. When the code's target
+  verifies a draft, it reads only the tokens before the segment, not the earlier drafts of the segment. So an accepted
+  token stays even if earlier tokens of the segment were rejected.
+- When the code's target verifies, it uses the guidance scale of the segment's last AR step for all tokens.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from .densities import LastStep, RejectionNoise, Rule, accept_or_resample, joine
 from .draft import MARDrafter, sample_paths, table_with_last_std
 from .mode import Mode
 
-# The published code's ratio r (densities.py): Sigma is inverted, and both densities are wider when a draft is verified.
+# How the published code computes the ratio r: with the inverse of Sigma and, for drafts, with wider densities.
 PUBLISHED_RULE = Rule(sigma_power=-1, std_factor=42.0)
 
 
 class Published(Mode):
-    """Draft AR steps one by one, then verify all tokens of the segment at once."""
+    """Draft one AR step after another, then verify all tokens of the segment at once."""
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
@@ -42,17 +43,20 @@ class Published(Mode):
         self.rejection_noise = RejectionNoise(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
-        """Draft and verify the AR steps from ``first`` up to the next AR step whose number is a multiple of gamma, or
-        up to the last of all AR steps. If ``first`` is a multiple of gamma, it is the only AR step.
+        """Draft and verify the AR steps from ``first`` up to and including the next AR step whose index is a multiple
+        of gamma, or else up to the last AR step of the images. If the index ``first`` is itself a multiple of gamma,
+        the segment has only this AR step.
 
-        Every verdict but the last only marks drafts as decided. The last verdict is on all tokens of the segment.
+        Every verdict except the last marks the drafts of one AR step as decided. The last verdict decides all tokens of
+        the segment.
         """
         order = self.canvas.order
         gamma = self.canvas.settings.draft_length
         last = min(-(-first // gamma) * gamma, order.steps - 1)
 
-        # 1. Draft the AR steps one by one. Drafts already count as decided before they are verified.
-        drafted = []  # for each drafted AR step, the last diffusion steps of its tokens
+        # 1. Draft one AR step after another. In the steps that the sampler yields, drafts count as decided tokens even
+        # before the target verifies them.
+        drafted = []  # for each AR step, the last diffusion steps of its drafts
         for step in range(first, last + 1):
             positions = order.positions_from(step)
             paths = self.drafter.step(step, self.noise)

@@ -10,7 +10,7 @@ from ....reports.record import Report
 from ...settings import knob
 from ..settings import MARBase, steps_at_once
 
-# In each field: first the default and the tooltip, then the range.
+# Each field has first its default and its tooltip, then its range.
 # fmt: off
 
 
@@ -56,8 +56,8 @@ class CSpDSettings(MARBase):
 
     @property
     def ar_steps_per_pass(self) -> int:
-        # In mode published, one pass of the target verifies all drafts of a segment. For all these drafts, it reads the
-        # same tokens, which were decided before the segment. So the pass has the rows of only one AR step.
+        # In mode published, one pass of the target verifies all drafts of a segment. For all of them, the pass reads the
+        # same tokens: those decided before the segment. So the pass has the batch rows of only one AR step.
         return 1 if self.mode == "published" else self.ar_steps_per_head_call
 
     def streams(self) -> dict[str, int]:
@@ -66,8 +66,8 @@ class CSpDSettings(MARBase):
         return super().streams() | target_stream
 
     def prefill(self, steps: int) -> int:
-        """Number of AR steps at the beginning in which the target samples all tokens itself. If there are S = ``steps``
-        AR steps, these are the AR steps 0 to floor(S prefill_ratio), as in the published code.
+        """Number of AR steps at the beginning in which the target samples all tokens itself. These are the AR steps 0
+        to floor(``steps`` * prefill_ratio), as in the published code. ``steps``: number of all AR steps.
         """
         return min(steps, int(steps * self.prefill_ratio) + 1)
 

@@ -1,32 +1,35 @@
 """FastHybrid: lookahead drafts, verification by similarity, guided few-step refinement.
 
 Source: "FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lookahead and Guided Decoding" (CVPR
-2026). No code was published; choices that the paper leaves open are settings (see :class:`FastHybridSettings`).
+2026). The authors published no code. Where the paper leaves a choice open, FastAR has a setting for it (see
+:class:`FastHybridSettings`).
 
-k, lambda, T and T_g are the settings ``lookahead``, ``threshold``, ``diffusion_steps`` and ``guided_steps``; with DiSA,
+k, lambda, T and T_g are the settings ``lookahead``, ``threshold``, ``diffusion_steps`` and ``guided_steps``. With DiSA,
 T falls for later AR steps. At AR step s of an image, the transformer computes z, the conditions of the diffusion head,
-for the tokens of the AR steps s to s + k - 1. Then:
+for the tokens of the AR steps s to s + k - 1. Then the sampler does three things:
 
-1. *verify*: the draft of a token of AR step s is accepted if cos(z', z) >= lambda, where z' is the z from which the
-   draft was sampled;
+1. *verify*: it accepts the draft of a token of AR step s if cos(z', z) >= lambda, where z' is the z from which the
+   draft was sampled.
 2. *lookahead*: if AR step s has tokens without an accepted draft, a full diffusion of T steps samples these tokens and
-   all tokens of the k - 1 following AR steps. The samples for the following AR steps are drafts, called x'; each draft
-   is stored with its z';
-3. *refine*: T_g guided diffusion steps sample the accepted tokens anew. The mean mu_t of each step is mixed with the
-   draft: mu'_t = (1 - gamma_t) mu_t + gamma_t x'. If gamma_t = 1, the head has no influence, so it is not called. If
-   the setting ``accepted`` is *renoise*, noise is added to the draft instead, and the last of the T_g steps remove it.
-   If it is *keep*, the draft does not change.
+   all tokens of the k - 1 following AR steps. The samples for the following AR steps are drafts, called x'. Each draft
+   is stored with its z'.
+3. *refine*: it samples the tokens with an accepted draft anew, in T_g *guided* diffusion steps. Each guided step mixes
+   its mean mu_t with the draft: mu'_t = (1 - gamma_t) mu_t + gamma_t x'. If gamma_t = 1, the head has no influence, so
+   it is not called.
 
-Guided steps have noise of their own. We also tried the noise from which the draft was sampled, but the accepted tokens
+The setting ``accepted`` can replace the guided steps of *refine*. With *renoise*, the sampler adds noise to the draft,
+and the last of T_g ordinary steps remove the noise. With *keep*, the draft does not change.
+
+Guided steps have noise of their own. We also tried the noise with which the draft was sampled, but the refined tokens
 were then no closer to plain MAR's tokens. The transformer runs at every AR step, as in plain MAR, so a new lookahead
 after a rejection costs no additional pass.
 
 The paper does not say how the images of a batch advance. Here each image has its *own pace* (``pace.py``), so its
-tokens do not depend on its batch. An image with a rejected token waits until all other images need a full diffusion,
-too, because a full diffusion takes the same number of sequential head calls for one image as for all images. The first
-``lookahead_start`` AR steps are those of plain MAR, without drafts.
+tokens do not depend on its batch. An image with a rejected token waits until all unfinished images need a full
+diffusion, because it takes the same number of sequential head calls for one image as for all images. In the first
+``lookahead_start`` AR steps, the sampler works like plain MAR, without drafts.
 
-``pace.py`` decides which images go on, ``drafts.py`` holds z, the drafts and their verification, and ``refinement.py``
+``pace.py`` decides which images go on. ``drafts.py`` holds z and the drafts, and verifies the drafts. ``refinement.py``
 refines accepted drafts.
 """
 
@@ -65,7 +68,7 @@ def fasthybrid(
     """Generate images by FastHybrid; see :func:`samplers.mar.mar.mar` for arguments and errors.
 
     If ``lookahead`` is 0 or 1, the images are bit-identical to plain MAR's images. If ``threshold`` is above 1, every
-    draft is rejected, and the images agree with plain MAR's images up to fp32 rounding.
+    draft is rejected, and the images differ from plain MAR's images only by fp32 rounding.
     """
     canvas = mar_canvas("fasthybrid", model, condition, settings, noise, edit)
     order = canvas.order
@@ -85,7 +88,7 @@ def fasthybrid(
     refinement = REFINEMENTS[settings.accepted](canvas)
 
     while pace.unfinished.any():
-        # Update z: a pass for the images that have moved to a new AR step. Each image reads its own tokens.
+        # Run a pass for the images that have moved to a new AR step. It updates z of these images.
         with canvas.clock.phase("transformer"):
             z = conditions.update(pace)  # [P, B, L, C]
 
@@ -94,7 +97,8 @@ def fasthybrid(
             decision = next_decision(pace, drafts.accepted, together=bool(reason_together))
             sample(decision, pace, z, drafts, plain, refinement)
 
-        # Decide the tokens of the present AR steps. Their values are refined drafts, or samples of a full diffusion.
+        # Decide the tokens of the advancing images' present AR steps. Their values are refined drafts, or samples of a
+        # full diffusion.
         index = pace.tokens_at(decision.decided).index
         when = to_device(pace.steps_of(decision.decided), z.device)
         outcome = to_device(drafts.outcome[decision.decided], z.device)
@@ -116,26 +120,27 @@ def held_together_by(transformer: Transformer, plain: Diffusion) -> str:
 def sample(
     decision: Decision, pace: Pace, z: Tensor, drafts: TokenDrafts, plain: Diffusion, refinement: Refinement
 ) -> None:
-    """Sample the tokens of a decision, and write them into ``drafts.values``: the steps *lookahead* and *refine* of the
-    method, in one loop.
+    """Sample the tokens of a decision, and write them into ``drafts.values``. One loop over diffusion steps does both
+    *lookahead* and *refine*.
 
     Args:
         decision: the tokens to sample in full, and the tokens to refine.
         pace: the AR step of each image.
-        z: the newest output of the transformer, [P, B, L, C], in the columns of :class:`.Pace`.
-        drafts: the drafts to refine; receives all samples.
+        z: the newest output of the transformer by column (see ``pace.py``), [P, B, L, C]: P branches of guidance, B
+            images of L tokens, C transformer width.
+        drafts: the drafts to refine. This function writes all samples into it.
         plain: the full diffusion.
         refinement: the diffusion of accepted drafts.
     """
-    # 1. A batch of the tokens to sample in full, and a batch of the tokens to refine.
+    # 1. Make a batch of the tokens to sample in full, and a batch of the tokens to refine.
     in_full = pace.tokens_at(decision.sampled_in_full)
     full_batch = plain.canvas.batch(plain.tables[decision.step], in_full, z, plain.noise)
     refined = pace.tokens_at(decision.refined)
     refinement_batch = refinement.batch(refined, z, drafts.values[refined.index])
 
-    # 2. Both diffusions.
+    # 2. Run both diffusions.
     samples, refined_values = plain.head.sample_both(full_batch, refinement_batch)
 
-    # 3. Every sample is stored as a draft, also that of a token that is decided now and needs no verification.
+    # 3. Store every full sample as a draft. This includes tokens that are decided now and need no verification.
     drafts.store(decision.sampled_in_full, in_full, samples, full_batch.z[0])
     drafts.values[refined.index] = refined_values

@@ -1,8 +1,8 @@
-"""FastHybrid's drafts with their verification, and the conditions z on which both depend.
+"""FastHybrid's drafts and their verification, and the conditions z on which both depend.
 
 ``__init__.py`` explains the method and its symbols. Shapes: B images of L tokens, c channels of a token, C transformer
-width, and P branches of guidance. :class:`.Pace` defines masks and columns: column i is the i-th token in the order in
-which an image decides its tokens.
+width, and P branches of guidance. *Column* i of a tensor is for the i-th token in the order in which an image decides
+its tokens. Masks of tokens, bool [B, L], are by column (see ``pace.py``).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Conditions:
         self._z = torch.zeros(0)  # empty until the first pass, which is for all images
 
     def update(self, pace: Pace) -> Tensor:
-        """Run a pass for the images that have moved to a new AR step. Returns z by column, [P, B, L, C]. z is up to
-        date in the columns ``pace.ahead`` of every image.
+        """Run a pass for the images that have moved to a new AR step. Returns z by column, [P, B, L, C]. For every
+        image, z is up to date in the columns of the mask ``pace.ahead``.
         """
         images = pace.moved.flatten().nonzero().flatten()
         if len(images):
@@ -38,9 +38,9 @@ class Conditions:
         return self._z
 
     def _run_pass(self, pace: Pace, images: Tensor) -> None:
-        """Run a pass for ``images``, int64 [R], and store its z."""
-        # The columns ``pace.ahead`` of each image. All images need the same number of columns, so an image with fewer
-        # columns gets neighbouring columns too.
+        """Run a pass for ``images``, int64 [R], and store the z that it computes."""
+        # The columns of ``pace.ahead`` for each image. A pass needs the same number of columns for all images, so an
+        # image with fewer columns gets neighbouring columns too.
         steps = pace.step_of_image[images]
         first = pace.firsts[steps]
         most = int((pace.ends[steps] - first).max())
@@ -70,25 +70,25 @@ class TokenDrafts:
         self.threshold = threshold
         self.report = canvas.report
 
-        # Indexed by position: the draft x', which the refined token later replaces if the draft is accepted, fp32
-        # [B, L, c]; and z', from which the draft was sampled, fp32 [B, L, C].
+        # By position: the draft x', fp32 [B, L, c], and z', from which the draft was sampled, fp32 [B, L, C]. If the
+        # draft is accepted, the refined token later replaces x'.
         self.values = torch.zeros_like(canvas.values)
         self.conditions = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
 
-        # Masks by column, on the host: whether a token has a draft, and whether the draft is accepted. Then the draft's
-        # outcome, uint8 [B, L].
+        # By column, on the host: whether a token has a draft, bool [B, L]; whether this draft is accepted, bool [B, L];
+        # and the outcome of the draft, uint8 [B, L], as in ``reports/record.py``.
         self.has_draft = torch.zeros(images, length, dtype=torch.bool)
         self.accepted = torch.zeros(images, length, dtype=torch.bool)
         self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8)
 
-        self._similarities: list[Tensor] = []  # cos(z', z) of the drafts of each verification, [n] on the device
+        self._similarities: list[Tensor] = []  # for each verification, cos(z', z) of n drafts, [n] on the device
 
     def store(self, mask: Tensor, tokens: Tokens, x: Tensor, z: Tensor) -> None:
         """Store drafts of N tokens.
 
         Args:
-            mask: the tokens as a mask.
-            tokens: the same tokens as images and positions.
+            mask: the N tokens as a mask.
+            tokens: the same N tokens as images and positions.
             x: the drafts x', fp32 [N, c].
             z: the conditions z' from which the drafts were sampled, [N, C].
         """
@@ -97,9 +97,10 @@ class TokenDrafts:
         self.conditions[tokens.index] = z.float()
 
     def verify(self, pace: Pace, z_by_column: Tensor) -> None:
-        """Verify the drafts of the AR steps that images have newly reached: accept a draft if cos(z', z) >= lambda.
+        """Verify the drafts of the images that have moved to a new AR step, for the tokens of that AR step. A draft is
+        accepted if cos(z', z) >= lambda.
 
-        ``z_by_column``: z of the branch with the condition, [B, L, C].
+        ``z_by_column``: z of the branch that reads the user's condition, [B, L, C].
         """
         verified = pace.present & pace.moved & self.has_draft
         tokens = pace.tokens_at(verified)
@@ -107,7 +108,7 @@ class TokenDrafts:
         z = z_by_column[image, tokens.column].float()
         cosine = F.cosine_similarity(self.conditions[tokens.index], z, dim=-1)
         self._similarities.append(cosine)
-        accepted = (cosine >= self.threshold).cpu()  # in an AR step, the host waits for the device only here
+        accepted = (cosine >= self.threshold).cpu()  # the only place where the host waits for the device
 
         self.accepted[verified] = accepted
         self.outcome[verified] = torch.where(accepted, ACCEPTED, REDONE).to(torch.uint8)

@@ -1,8 +1,8 @@
-"""The AR step at which each image is, and which tokens a pass of FastHybrid samples and decides.
+"""The AR step of each image, and which tokens a pass of FastHybrid samples and decides.
 
 ``__init__.py`` explains the method. Shapes: B images of L tokens. Masks of images are bool [B, 1]. Masks of tokens are
-bool [B, L]; column i is the i-th token in the order in which an image decides its tokens. All tensors of this file are
-on the host, except :meth:`Pace.tokens_at`.
+bool [B, L]; column i is for the i-th token in the order in which an image decides its tokens. All tensors of this file
+are on the host, except the result of :meth:`Pace.tokens_at`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..tokens import Tokens
 
 
 class Pace:
-    """The AR step at which every image is. :meth:`tokens_at` gives the positions of the tokens in a mask."""
+    """The *present* AR step of every image, and masks that follow from it."""
 
     unfinished: Tensor  # mask of the images that have AR steps left
     moved: Tensor  # mask of the images that have moved to a new AR step since the previous pass
-    present: Tensor  # mask of the tokens of the images' present AR steps
-    ahead: Tensor  # mask of these tokens, and of later tokens that a lookahead from these AR steps drafts
+    present: Tensor  # mask of the tokens of each image's present AR step
+    ahead: Tensor  # mask of the same tokens, and of the later tokens that a lookahead from this AR step drafts
 
     def __init__(self, canvas: MARCanvas):
         order = canvas.order
@@ -31,19 +31,19 @@ class Pace:
         reach = canvas.settings.reach
         self.order = order
 
-        # For every AR step: the column of its first token, and the column after the last token of a lookahead from this
-        # AR step.
+        # For every AR step: the column of its first token, and the column after the last token that a lookahead from
+        # this AR step samples.
         firsts = [*order.count_before, canvas.cells]
         self.firsts = torch.tensor(firsts)
         self.ends = torch.tensor([firsts[min(step + reach(step), steps)] for step in range(steps + 1)])
 
-        # AR step of every image, int64 [B, 1]; order.steps once the image is finished.
+        # The present AR step of every image, int64 [B, 1]; order.steps once the image is finished.
         self.step_of_image = torch.full((canvas.images, 1), -1)
         self.advance(self.step_of_image < 0)
 
     @property
     def mean_step(self) -> int:
-        """The mean over the images of the number of AR steps that are done, rounded down."""
+        """Number of AR steps that are done, averaged over the images and rounded down."""
         return int(self.step_of_image.sum()) // len(self.step_of_image)
 
     def advance(self, advancing: Tensor) -> None:
@@ -65,37 +65,38 @@ class Pace:
         return Tokens((image, positions[image, column]), column)
 
     def steps_of(self, mask: Tensor) -> Tensor:
-        """The AR step at which the image of each of the N tokens in ``mask`` is, int32 [N], in the order of
+        """For each of the N tokens in ``mask``, the present AR step of its image: int32 [N], in the order of
         :meth:`tokens_at`.
         """
         return self.step_of_image.int().expand_as(mask)[mask]
 
 
 class Decision(NamedTuple):
-    """Which images go on after a pass, and which tokens are sampled for that. The decided tokens are sampled in full or
-    refined.
+    """Which images go on after a pass, and which tokens the sampler samples for this. Every decided token is either
+    sampled by a full diffusion or refined.
     """
 
-    advancing: Tensor  # mask of the images that decide their AR steps and go on to the next
-    decided: Tensor  # mask of the tokens that are decided: those of the present AR steps of these images
+    advancing: Tensor  # mask of the images that decide their present AR step and go on to the next
+    decided: Tensor  # mask of the decided tokens: all tokens of the present AR step in the advancing images
     refined: Tensor  # mask of the decided tokens that have an accepted draft
     # Mask of the tokens that a full diffusion samples: the decided tokens without an accepted draft, and the tokens of
-    # later AR steps in the lookahead, whose samples are drafts.
+    # later AR steps in the lookahead. For these later tokens, the samples are drafts.
     sampled_in_full: Tensor
-    step: int  # the AR step whose diffusion steps the full diffusion uses
+    step: int  # the AR step that determines the number of diffusion steps of the full diffusion
 
 
 def next_decision(pace: Pace, accepted: Tensor, together: bool) -> Decision:
-    """Which images go on after a pass.
+    """Decide which images go on after a pass.
 
-    Images whose tokens all have accepted drafts go on at once, in few head calls. If there is no such image, all images
-    go on with a full diffusion: it takes the same number of sequential head calls for one image as for all images.
+    An image is *ready* if every token of its present AR step has an accepted draft. Ready images go on at once, in few
+    head calls, and all others wait. If no image is ready, all unfinished images go on with a full diffusion. It takes
+    the same number of sequential head calls for one image as for all images.
 
     Args:
         pace: the AR step of each image.
         accepted: mask of the accepted drafts.
-        together: whether all images must stay at the same AR step. If False, all AR steps must have the same number of
-            diffusion steps.
+        together: whether all images must stay at the same AR step. If it is False, the caller must use the same number
+            of diffusion steps for all AR steps.
     """
     # Mask of the images with a token that has no accepted draft.
     needs_diffusion = (pace.present & ~accepted).any(1, keepdim=True)

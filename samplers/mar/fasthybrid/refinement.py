@@ -1,7 +1,7 @@
 """FastHybrid's few-step diffusion of accepted drafts; ``__init__.py`` explains the method and its symbols.
 
-Shapes: B images of L tokens, N accepted tokens, c channels of a token. Of the T_g guided steps, the last S are run; all
-subclasses of :class:`Refinement` choose S and the states before the first of these S steps.
+A refinement runs the last S of T_g diffusion steps. Each subclass of :class:`Refinement` chooses S, and the states
+before the first of these S steps. Shapes: N tokens with an accepted draft, c channels of a token.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Refinement(ABC):
     Args:
         canvas: the images.
         table: all T_g steps.
-        noise: the noise of the state before the first step that is run, and of all T_g steps.
+        noise: the noise for :meth:`start`, and the noise of all T_g steps.
         left_out: how many of the first steps are left out, T_g - S.
     """
 
-    # gamma of the S steps, fp32 [S]; None if the means of the steps are not mixed with the draft.
+    # gamma of each of the S steps, fp32 [S]; None if the steps do not mix their means with the draft.
     gamma: Tensor | None = None
 
     def __init__(self, canvas: MARCanvas, table: StepTable, noise: StreamNoise, left_out: int):
@@ -41,12 +41,12 @@ class Refinement(ABC):
 
     @abstractmethod
     def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
-        """The states of N tokens before the first step that is run, made from their drafts x' and from noise; fp32
-        [N, c] each.
+        """The states of N tokens before the first of the S steps, computed from the tokens' drafts x' and from noise.
+        The result and both arguments are fp32 [N, c].
         """
 
     def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
-        """The batch of N accepted tokens, with S steps.
+        """A batch of N tokens with accepted drafts, for S diffusion steps.
 
         ``tokens``, ``z``: see :meth:`.MARCanvas.batch`; ``drafts``: the drafts x' of the tokens, fp32 [N, c].
         """
@@ -56,11 +56,12 @@ class Refinement(ABC):
 
 
 class Guided(Refinement):
-    """Steps whose means are mixed with the draft. They start from noise, or, if the first steps are left out, from the
+    """Steps that mix their means with the draft. They start from noise or, if the first steps are left out, from the
     draft with added noise.
     """
 
-    sigma: Tensor | None = None  # std of the noise that is added to the draft; None: the steps start from noise alone
+    # The std of the noise that is added to the draft before the first of the S steps; None: they start from noise alone.
+    sigma: Tensor | None = None
 
     def __init__(self, canvas: MARCanvas):
         settings = canvas.settings
@@ -71,8 +72,8 @@ class Guided(Refinement):
         last_left_out = last_step_with_full_weight(weights)
         if last_left_out is not None:
             left_out = last_left_out + 1
-            # The state after this step is the draft with the step's noise. The head learned to choose sigma from a
-            # range. Without the head, sigma is the middle of this range, times the temperature.
+            # The state after the last step that is left out is the draft plus this step's noise. In a full step, the
+            # head chooses sigma from a range. Here sigma is the middle of this range, times the temperature.
             self.sigma = table.columns().log_std_middle[last_left_out].exp() * settings.temperature
             noise = noise._replace(start=noise.steps[last_left_out])
         super().__init__(canvas, table, noise, left_out)
@@ -83,21 +84,20 @@ class Guided(Refinement):
 
 
 class Renoised(Refinement):
-    """The last of T_g steps. They start from the draft with as much noise as the state before these steps has:
-    x = sqrt(abar_t) x' + sqrt(1 - abar_t) noise. t is the timestep of the first step that is run, and abar_t is the
-    product of all 1 - beta up to t.
+    """The last S of T_g steps, without the mixing of :class:`Guided`. They start from the draft x' with added noise:
+    x = sqrt(abar_t) x' + sqrt(1 - abar_t) noise. A diffusion has the same amount of noise before these steps. t is the
+    timestep of the first of the S steps, and abar_t is the product of all 1 - beta up to t.
     """
 
     def __init__(self, canvas: MARCanvas):
         table, noise = all_guided_steps(canvas)
         steps = len(table)
-        # The number of steps is rounded down, as is usual in image-to-image pipelines. For example, 15 steps times
-        # denoise = 0.9 is 13.5, so 13 steps are run.
+        # S is T_g times denoise, rounded down, as is usual in image-to-image pipelines. For example, 15 steps times
+        # denoise = 0.9 is 13.5, so S is 13.
         left_out = steps - int(round(steps * canvas.settings.denoise, 6))
         super().__init__(canvas, table, noise, left_out)
 
-        # data_x is 1 / sqrt(abar_t), and data_out is -sqrt(1 / abar_t - 1). If no step is run, there is no noise:
-        # abar_t is 1.
+        # data_x is 1 / sqrt(abar_t), and data_out is -sqrt(1 / abar_t - 1). If S is 0, there is no noise: abar_t is 1.
         self.data_x: Tensor | float = 1.0
         self.data_out: Tensor | float = 0.0
         if left_out < steps:
@@ -105,12 +105,12 @@ class Renoised(Refinement):
             self.data_out = table.columns().data_per_prediction[left_out]
 
     def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
-        # The head predicts the noise in a state x, and x' = data_x x + data_out noise. This is solved for x.
+        # From a state x and its noise, a diffusion step computes x' = data_x x + data_out noise. Solve this for x.
         return (drafts - self.data_out * noise) / self.data_x
 
 
 class Unchanged(Refinement):
-    """No steps: an accepted draft does not change."""
+    """No step is run (S is 0): an accepted draft does not change."""
 
     def __init__(self, canvas: MARCanvas):
         table, noise = all_guided_steps(canvas)
@@ -120,7 +120,7 @@ class Unchanged(Refinement):
         return drafts
 
 
-# For each value of the setting ``accepted``: what happens to an accepted draft.
+# The refinement for each value of the setting ``accepted``.
 REFINEMENTS: dict[str, type[Guided | Renoised | Unchanged]] = {
     "refine": Guided,
     "renoise": Renoised,
@@ -129,15 +129,15 @@ REFINEMENTS: dict[str, type[Guided | Renoised | Unchanged]] = {
 
 
 def all_guided_steps(canvas: MARCanvas) -> tuple[StepTable, StreamNoise]:
-    """The table of all T_g steps, and their noise; the noise has one entry per step."""
+    """The table of all T_g steps, and the noise, with an entry for each of these steps."""
     table = canvas.step_table(canvas.settings.guided_steps)
     noise = canvas.noise_of("guided")
     return table, noise._replace(steps=noise_for_steps(noise.steps, len(table)))
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
-    """gamma_t for t = T_g .. 1, which is the order in which the steps run. The paper gives a formula only for cos; we
-    chose the other formulas to fit their names.
+    """gamma_t for each of the T_g = ``steps`` steps, in the order in which they run: t = T_g .. 1. The paper gives a
+    formula only for cos. We chose the other formulas to fit their names.
     """
     weight = {
         "cos": lambda t: math.sin(math.pi / 2 * (t / steps)) ** 2,  # 1 - cos^2(pi t / (2 T_g))
@@ -150,11 +150,11 @@ def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
 
 
 def last_step_with_full_weight(weights: Sequence[float]) -> int | None:
-    """The index of the last step whose gamma, its entry in ``weights``, is 1; None if there is no such step.
+    """The index of the last step with gamma 1; None if no step has gamma 1. ``weights``: gamma of each step.
 
-    If gamma is 1, a step gives x' + sigma noise whatever the head predicts, so this step and all steps before it need
-    not run. In most schedules it is the first step. The last step adds no noise. If its gamma is 1, as in the schedule
-    linear-up, no step is run, and the state is the draft. The same holds if there is only one step, except in the
-    schedule none.
+    A step with gamma 1 gives x' + sigma noise whatever the head predicts. So this step and all steps before it need not
+    run. In most schedules, only the first of all steps has gamma 1. In the schedule linear-up, it is the last of all
+    steps. Then no step is run, and the result is the draft, because the last step adds no noise. If T_g is 1, the only
+    step has gamma 1 in all schedules except none, so the result is the draft too.
     """
     return max((k for k, weight in enumerate(weights) if weight == 1), default=None)

@@ -10,7 +10,7 @@ from ....reports.record import Report
 from ...settings import knob
 from ..settings import DiSASettings
 
-# In each field: first the default and the tooltip, then the range.
+# Each field has first its default and its tooltip, then its range.
 # fmt: off
 
 
@@ -76,13 +76,13 @@ class FastHybridSettings(DiSASettings):
         return super().no_gain(report)
 
     def reach(self, step: int) -> int:
-        """Number of AR steps in a lookahead that starts at AR step ``step``, including ``step`` itself; 1 if nothing is
-        drafted.
+        """Number of AR steps in a lookahead that starts at AR step ``step``, including ``step`` itself; 1 if the
+        lookahead drafts nothing.
         """
         return max(1, self.lookahead) if step >= self.lookahead_start else 1
 
     @property
     def approximates(self) -> bool:
-        # At the last AR step there is nothing left to draft.
+        # A lookahead drafts later AR steps, so the last AR step drafts nothing.
         drafts = self.lookahead > 1 and self.lookahead_start < self.steps - 1
         return (drafts and self.threshold <= 1) or super().approximates

@@ -79,9 +79,9 @@ class GtRSettings(DiSASettings):
         fewest = self.stage_count - 1
         if before < fewest:
             raise UserError(
-                f"reconstruction_steps: the reconstruction takes {last} of {self.steps} AR steps and leaves "
-                f"{max(0, before)}, but the first half of the tokens needs at least {fewest}; set steps to "
-                f"at least {last + fewest}, or reduce reconstruction_steps."
+                f"reconstruction_steps: {last} is too many for {self.steps} AR steps, because the first half of the tokens "
+                f"needs at least {fewest} of them; set steps to at least {last + fewest}, or reduce "
+                "reconstruction_steps."
             )
 
         if self.stages == QUARTERS:

@@ -45,7 +45,8 @@ class CacheSettings(Guarantees):
         "computed.",
         low=0.0, high=1.0, step=0.01,
         more="With *ratio_schedule* *constant*, the share has this value from the start. Otherwise the share falls "
-            "from 1 to this value; *ratio_schedule* sets when it arrives there: with *published*, only at step 41.")
+             "from 1 to this value; *ratio_schedule* sets when the share reaches this value: with *published*, not "
+             "before step 41.")
     ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, in "
         "which the decoder computes all tokens in AR steps 1 to 20, fewer in steps 21 to 40, and the share "
         "computed_ratio from step 41 on. stretched spreads this table over all AR steps, which is faster and less "
