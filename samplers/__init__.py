@@ -11,19 +11,19 @@ The files use these words:
 cell            a square of the image's grid. Cells are numbered row by row, from 0, and each holds one token
 position        in ``mar/``, another word for a cell; in ``tokens/``, the cell whose position encoding a fed token gets
 place           the index of a token in the order in which a model reads tokens
-slot            an entry of the KV cache, which holds the keys and values of one place
+slot            an entry of the KV cache; it holds the keys and values of one place
 branch          guidance runs a model on several conditions; each run is a branch. The *null* branch has no condition
 batch row       one image in one branch: B images in P branches make R = P B batch rows
 fed row         one token that a pass feeds to the transformer of a token model
 row             in a diffusion: one token, or one block of tokens, that the head samples
 pass            one run of the transformer, after which a sampler decides some cells; in ``mar/``, also *AR step*
 call            one run of the diffusion head; in ``tokens/jacobi.py``, one run of the transformer for several passes
-diffusion step  one step from noise to a token. Without speculation, each step needs a call of the head
+diffusion step  one of the steps from noise to a token. Without speculation, a step usually needs a call of the head
 plan            the cells that each pass decides
 condition       what the user asks for (classes, prompts, images). The *conditions z* of a diffusion head are different:
                 the transformer computes them, one for each token that the head samples
-window          several diffusion steps (``speculation.py``), or several passes of a token model (``tokens/jacobi.py``), that
-                are computed at once. In ZipAR, it is a number of cells: the lead that the grid's row above must have
+window          several steps that are computed at once: diffusion steps (``speculation.py``) or passes of a token model
+                (``tokens/jacobi.py``). In ZipAR, how many tokens ahead the grid's row above must be when a row starts
 look            the function that runs the transformer in a pass
 draw            the function that samples the cells' values from the output of the look
 draft           a value that a cheap method proposes. The model verifies the value, and accepts or rejects it

@@ -11,8 +11,8 @@ from .settings import Guarantees
 
 
 class Annealed(Guarantees):
-    """The settings that all samplers with DiSA share. The settings class of each sampler declares both fields again, with
-    its own help texts.
+    """The settings that all samplers with DiSA share. The settings class of each sampler declares both fields again,
+    with its own help texts.
     """
 
     diffusion_steps: int  # diffusion steps of the first pass

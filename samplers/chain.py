@@ -10,8 +10,8 @@ BitDance fixes some tokens of a row (:class:`FixedTokens`). ``heads.py`` calls t
 several steps and verifies them in one call of the head.
 
 Shapes: N rows of shape [*, c], with c numbers per token. In BitDance, * is the number of tokens in a row; in MAR and
-NextStep, this dimension is absent. "1 ..." stands for dimensions of size 1, which broadcast to [*, c]. There are S steps, and P
-branches of guidance:
+NextStep, this dimension is absent. "1 ..." stands for dimensions of size 1, which broadcast to [*, c]. There are S
+steps, and P branches of guidance:
 
 - P = 1 without guidance;
 - P = 2 with guidance: the condition, and the null condition;
@@ -73,7 +73,7 @@ class FixedTokens:
         return torch.where(self.free, x, (1 - t) * self.start + t * self.value)
 
     def follow_rows(self, x: Tensor, row: Tensor, k: Tensor) -> Tensor:
-        """:meth:`follow` for R states x [R, *, c]: state i is row ``row[i]`` before step ``k[i]``. Both are int64 [R]."""
+        """:meth:`follow` for R states x [R, *, c]. State i is row ``row[i]`` before step ``k[i]``, int64 [R] each."""
         t = self.t[k].view(-1, *(1,) * (x.ndim - 1))
         return torch.where(self.free[row], x, (1 - t) * self.start[row] + t * self.value[row])
 
@@ -162,13 +162,13 @@ class ChainHead(Protocol):
     """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
-        """Call the head at step k, take the step with :func:`advance`, and add the work to the counts of the report. The
-        caller takes the steps in the order k = 0, 1, 2, ...
+        """Call the head at step k, take the step with :func:`advance`, and add the work to the counts of the report.
+        The caller takes the steps in the order k = 0, 1, 2, ...
         """
 
 
 def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
-    """Take all steps, each with all rows. Yields the result of each step. The states after the last step are the samples."""
+    """Take all steps with all rows, and yield each step's result. The states after the last step are the samples."""
     noise = batch.noise if batch.temperature == 1 else batch.noise * batch.temperature
     # If batch.noise has no entry for the last step, this step reads the extra entry at the end. Its std is 0, so the
     # value of the entry does not matter.
@@ -188,11 +188,11 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 
 
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
-    """The rows of two batches in one batch. Each row keeps the numbers of its steps.
+    """The rows of two batches in one batch. Each row keeps the coefficients of its steps.
 
     Both batches must have the same number of steps and the same temperature. Neither batch may have fixed tokens.
-    Neither batch may have a last step that adds noise of a fixed variance. Only ``second`` may have a :class:`MeanAdjustment`. In the joined batch,
-    gamma is 0 for the rows of ``first``, so their means do not change.
+    Neither batch may have a last step that adds noise of a fixed variance. Only ``second`` may have a
+    :class:`MeanAdjustment`. In the joined batch, gamma is 0 for the rows of ``first``, so their means do not change.
     """
     parts = (first, second)
     columns = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]

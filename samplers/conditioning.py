@@ -59,7 +59,9 @@ class _Entries(OfFastAR):
         return replace(self, **chosen)
 
     def digests(self) -> tuple[str, ...]:
-        """A short digest for each image. Two digests are identical if both entries and both null conditions are identical."""
+        """A short digest for each image. Two digests are identical if both entries and both null conditions are
+        identical.
+        """
         return tuple(fingerprint(self.kind, entry, self.null_text) for entry in self.entries)
 
     @property
@@ -145,8 +147,7 @@ class _Prompts(_Entries):
 
 @dataclass(frozen=True)
 class PromptCondition(_Prompts):
-    """Prompts for the images of a batch, as text. A model that reads them contains a language model, which encodes them.
-    """
+    """Prompts for the images of a batch. The models for prompts contain a language model that encodes the text."""
 
     kind: ClassVar[str] = "prompt"
     title: ClassVar[str] = "prompts"
@@ -170,8 +171,8 @@ class PromptCondition(_Prompts):
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
     def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition in the form that the network reads, with a null branch if ``guided`` is true. Raises a UserError
-        if there is no prompt.
+        """The condition in the form that the network reads, with a null branch if ``guided`` is true. Raises a
+        UserError if there is no prompt.
         """
         self.expect_prompt()
         return cast(HybridModel, model).conditioning(self.texts, self.unconditional, guided)
@@ -235,8 +236,8 @@ class FeatureCondition(_Features):
 
 @dataclass(frozen=True, eq=False)
 class CodeCondition(_Entries):
-    """Semantic codes for the images of a batch. Tar's language model writes them, or its image tokenizer, TA-Tok, encodes
-    existing images. A code is an index into the codebook of TA-Tok.
+    """Semantic codes for the images of a batch. Tar's language model writes the codes, or Tar's image tokenizer,
+    TA-Tok, computes them from existing images. A code is an index into the codebook of TA-Tok.
     """
 
     kind: ClassVar[str] = "codes"
@@ -267,13 +268,13 @@ def from_ids(ids: Sequence[int]) -> Condition:
 
 
 def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
-    """Raise a UserError if a condition is not of the kind ``kind``. ``model``: name of the model that reads this kind."""
+    """Raise a UserError if a condition is not of ``kind``. ``model``: the name of the model that reads this kind."""
     if condition.kind != kind:
         raise wrong_kind(condition, kind, model)
 
 
 def wrong_kind(condition: AnyCondition, kind: str, model: str) -> UserError:
-    """The error for a condition of a kind that the model named ``model`` does not read. It reads the kind ``kind``."""
+    """The error for a condition that the model named ``model`` cannot read. ``kind``: the kind that the model reads."""
     return UserError(
         f"condition: {model} reads {KINDS[kind]}, but the condition holds {condition.title}; connect {MAKERS[kind]}."
     )
@@ -301,8 +302,8 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
 
 
 def expect_null_prompt(condition: PromptCondition, model: str) -> None:
-    """Raise a UserError if the prompts have a negative text. ``model``: name of a model with its own null prompt (Janus or
-    BitDance). Such a model would ignore the negative text.
+    """Raise a UserError if the prompts have a negative text. ``model``: name of a model with its own null prompt (Janus
+    or BitDance). Such a model would ignore the negative text.
     """
     if condition.unconditional != UNCONDITIONAL:
         raise UserError(

@@ -8,18 +8,18 @@ estimate of the row without noise. The next state is a sample from a Gaussian:
     log_std  = log_std_middle + log_std_per_logit logits
     x       <- N(mean, exp(log_std)^2)
 
-The first line, put into the second, gives the *fused* form mean = mean_x x + mean_per_prediction prediction. The logits
-belong to a learned variance; see the next paragraph.
+The first line, put into the second, gives the *fused* form mean = mean_x x + mean_per_prediction prediction. Only a
+head that learned its variances predicts logits.
 
-MAR's prediction is the noise in x (Li et al. 2024, arXiv 2406.11838, section 3.2), and its data is x0. x_coefficient
-and data_coefficient are the factors of the posterior mean (coef2 and coef1 in the published code). MAR's head also
-predicts the logits of a learned variance. BitDance's prediction (arXiv 2602.14041) is the data, so data_x is 0 and
-data_per_prediction is 1. The variances of BitDance and NextStep (``nextstep/flow.py``) are fixed, so log_std_per_logit
-is 0. In MAR and BitDance, the state after the last step is the data itself. With some of NextStep's solvers, the last
-step adds noise like the other steps.
+MAR's prediction is the noise in x (Li et al. 2024, arXiv 2406.11838, section 3.2), and its data is x0. MAR's
+x_coefficient and data_coefficient are the factors of the posterior mean (coef2 and coef1 in the published code). MAR's
+head also predicts logits. BitDance's prediction (arXiv 2602.14041) is the data, so data_x is 0 and data_per_prediction
+is 1. The variances of BitDance and NextStep (``nextstep/flow.py``) are fixed, so log_std_per_logit is 0. In MAR and
+BitDance, the state after the last step is the data itself. With some of NextStep's solvers, the last step adds noise
+like the other steps.
 
-Shapes: S steps; time embeddings of width w. All rows share the same steps, or each of N rows has its own steps. Only
-in the second case do the tensors have a dimension N. "1 ..." stands for dimensions of size 1.
+Shapes: S steps; time embeddings of width w. All rows share the same steps, or each of N rows has its own steps. Only in
+the second case do the tensors have a dimension N. "1 ..." stands for dimensions of size 1.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class DiffusionStep(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadCalls:
-    """The times at which BitDance or NextStep calls the head for a row, and the step after each call. Time t runs from 0
-    (noise) to 1 (data).
+    """The times at which BitDance or NextStep calls the head for a row, and the step after each call. Time t runs from
+    0 (noise) to 1 (data).
     """
 
     times: tuple[float, ...]  # time t of each call
@@ -125,8 +125,8 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
 def noise_for_steps(noise: Tensor, count: int) -> Tensor:
     """Noise [count, ...] for ``count`` steps, picked from the noise [T, ...] of T steps.
 
-    Step k takes entry k T // count. So with any number of steps, a given fraction of the diffusion uses the same noise,
-    and images with different numbers of steps stay similar.
+    Step k takes entry k T // count. So early steps take early entries, late steps take late entries, and images with
+    different numbers of steps stay similar.
     """
     if count != len(noise):
         k = torch.arange(count, device=noise.device)

@@ -2,8 +2,8 @@
 
 Fixed tokens are known before the first pass, so editing works with every accelerator except MuLo-SD. The sampler of
 MuLo-SD takes no edit. In the MAR samplers, a new token sees all fixed tokens. All other samplers decide tokens in an
-order that does not depend on the mask, mostly raster order. A new token then sees only the fixed tokens before it. In
-BitDance, a new token also sees the fixed tokens in its own block.
+order that does not depend on the mask, mostly raster order. In these samplers, a new token sees only the fixed tokens
+before it. In BitDance, a new token also sees the fixed tokens in its own block.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from ..networks.precision import is_finite
 from ..reports.record import fingerprint
 
 # Smallest mask value at which a token is regenerated. On a scale of 0 to 255, lower values round to 0. The soft edge of
-# a feathered mask thus belongs to the mask. ComfyUI's samplers, too, change the image wherever the mask
-# is above 0.
+# a feathered mask thus belongs to the mask. ComfyUI's samplers, too, change the image wherever the mask is above 0.
 LEAST_MASKED = 0.5 / 255
-# Largest absolute value that FastAR allows in the latents of the image that an edit starts from. Latents of images have a standard
-# deviation of at most about 5. Values far above 10,000 overflow in norms and in fp16, which turns a large part of the
-# image into NaN.
+# Largest absolute value that FastAR allows in the latents of the image that an edit starts from. Latents of images have
+# a standard deviation of at most about 5. Values far above 10,000 overflow in norms and in fp16, which turns a large
+# part of the image into NaN.
 LARGEST_LATENT = 10_000
 
 
@@ -33,8 +32,8 @@ LARGEST_LATENT = 10_000
 class Edit:
     """An image to start from, and the part of it to regenerate, for B images."""
 
-    # The image to start from: decoder latents [1 or B, C, H, W] of any float dtype, or for a token sampler the codes
-    # of G x G tokens, int64 [1 or B, G, G].
+    # The image to start from: decoder latents [1 or B, C, H, W] of any float dtype, or for a token sampler the codes of
+    # G x G tokens, int64 [1 or B, G, G].
     start: Tensor
     # [1 or B, h, w] of any size, values 0 to 1. A token is regenerated if a mask value in its area is at least
     # LEAST_MASKED.
@@ -52,8 +51,8 @@ class Edit:
         """Check the shape of the mask. Check that start and mask each have one entry, or ``images`` entries.
 
         Raises:
-            UserError: the mask does not have the shape [batch, height, width]; the mask has a dimension of size 0; start or
-                mask has a wrong number of entries.
+            UserError: the mask does not have the shape [batch, height, width]; the mask has a dimension of size 0;
+                start or mask has a wrong number of entries.
         """
         mask = self.mask
         if mask.ndim != 3 or 0 in mask.shape:
@@ -75,8 +74,8 @@ class Edit:
             grid: tokens along one side of a square image, or (height, width) in tokens.
 
         Raises:
-            UserError: see :meth:`expect_batch`; also, if start or mask has values that are not finite, or if the mask of an
-                image covers no token.
+            UserError: see :meth:`expect_batch`; also, if start or mask has values that are not finite, or if the mask
+                of an image covers no token.
         """
         self.expect_batch(images)
         for name, x in (("latent_image", self.start), ("mask", self.mask)):

@@ -9,13 +9,15 @@ A sampler has three parts. For every pass k, each part has one task:
 
 :func:`run_passes` is the loop of all methods whose plan is known before the first pass: MAR, GtR, LazyMAR, NextStep and
 the token samplers (``docs/papers.md`` lists the methods). PAR and ZipAR change the plan, and the tokens that a pass
-feeds to the transformer. LazyMAR changes the look. DiSA and speculation change the draw. GtR changes the plan and the draw.
+feeds to the transformer. LazyMAR changes the look. DiSA and speculation change the draw. GtR changes the plan and the
+draw.
 
 Some methods verify drafts: FastHybrid, CSpD, MuLo-SD and Jacobi decoding. They have loops of their own, because the
-cells that a pass decides depend on which drafts are accepted. BitDance has its own loop because it shows progress within a pass.
-All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.yield_step`.
+cells that a pass decides depend on which drafts are accepted. BitDance has its own loop because it shows progress
+within a pass. All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.yield_step`.
 
-Shapes: B images, each with L = h w cells in h grid rows and w columns. The value of a cell is a token id or a vector of channels.
+Shapes: B images, each with L = h w cells in h grid rows and w columns. The value of a cell is a token id or a vector of
+channels.
 """
 
 from __future__ import annotations
@@ -215,8 +217,8 @@ class Canvas:
         step.view = None
 
     def watch(self, *norms: Tensor) -> None:
-        """Store norms, fp32 [] each, for :meth:`expect_finite`, which checks all of them at once. So no pass waits for
-        the device to check a norm.
+        """Store norms, fp32 [] each. :meth:`expect_finite` checks all stored norms at once, so no pass waits for the
+        device to check a norm.
         """
         self.norms.extend(norms)
 

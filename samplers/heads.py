@@ -25,8 +25,8 @@ MODULATION_BUDGET = 1 << 27
 
 
 class HeadNetwork(Protocol):
-    """A diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``. The *modulations* are the scales, shifts and
-    gates of the head's layers. They depend on a condition and a time, but not on the state.
+    """A diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``. The *modulations* are the scales, shifts
+    and gates of the head's layers. They depend on a condition and a time, but not on the state.
     """
 
     cond_embed: Any  # a layer that turns conditions [..., D] into embeddings [..., w]
@@ -36,7 +36,8 @@ class HeadNetwork(Protocol):
         """How many numbers the modulations of one token contain, at one time and in one branch."""
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
-        """Modulations [..., w'] for embeddings [..., w]. Each embedding is the sum of a condition's and a time's embedding.
+        """Modulations [..., w'] for embeddings [..., w]. Each embedding is the sum of a condition's and a time's
+        embedding.
         """
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
@@ -52,7 +53,7 @@ class _HeadAtConditions:
     One matrix product computes the modulations of many steps, so it reads the weights only once for all these steps.
 
     Args:
-        budget: the highest number of numbers that one product may compute. The product computes at least one step (in
+        budget: the most numbers that one product may compute. A product computes at least one step (in
             :class:`HeadAtStates`, one state), even if the modulations of this step exceed the budget.
     """
 
@@ -115,8 +116,8 @@ class HeadAtStates(_HeadAtConditions):
     def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
         """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c]. Each call of the head fits the budget.
 
-        State i belongs to row ``row[i]`` at step ``k[i]``. Both are int64 [M] on the device. The table of the batch must
-        have the same steps for all rows.
+        State i belongs to row ``row[i]`` at step ``k[i]``. Both are int64 [M] on the device. The table of the batch
+        must have the same steps for all rows.
         """
         most = self._rows_at_once
         parts = []

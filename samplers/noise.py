@@ -5,8 +5,8 @@ it alone or in a batch. A *stream* is a named sequence of random numbers. Differ
 
 - :class:`PairedNoise`: noise for diffusion. Generators on the CPU compute the noise, so it does not depend on the
   device. These generators leave PyTorch's global generator unchanged.
-- :class:`CounterRNG`: random numbers for the verification of drafts. Nobody knows in advance how many
-  numbers a rejected draft needs, so a hash of a counter gives each number.
+- :class:`CounterRNG`: random numbers for the verification of drafts. The verification does not know in advance how many
+  numbers a rejected draft needs, so it computes each number from a counter.
 - :class:`CellNoise`: random numbers for sampling discrete tokens, also from counters; see ``tokens/token_noise.py``.
 
 The counters follow SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): a counter
@@ -156,8 +156,8 @@ class CounterRNG:
 
 
 def row_keys(noise: PairedNoise, stream: str, tokens: int) -> Tensor:
-    """A key of :class:`CounterRNG` for every token (or block) of an image, int64 [B, tokens]. A key consists of the bits of
-    two fp32 numbers of ``stream``.
+    """A key of :class:`CounterRNG` for every token (or block) of an image, int64 [B, tokens]. A key consists of the
+    bits of two fp32 numbers of ``stream``.
     """
     bits = noise.start_noise(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
     return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)
@@ -186,7 +186,7 @@ class CellNoise(NamedTuple):
 
     def gumbel(self, cells: Tensor) -> Tensor:
         """Gumbel(0, 1) noise, fp32 [B, n, V]; ``cells``: see :meth:`uniform`."""
-        # The noise is -log(-log(1 - u)), with 1 - u instead of the usual u. Large noise decides the argmax. With 1 - u, it
-        # comes from uniform numbers near 0, where the resolution is highest.
+        # The noise is -log(-log(1 - u)), with 1 - u instead of the usual u. Large noise decides the argmax. With 1 - u,
+        # large noise comes from uniform numbers near 0, where the resolution is highest.
         log = self.uniform(cells).neg_().log1p_()  # log(1 - u)
         return log.neg_().log_().neg_()

@@ -1,5 +1,5 @@
-"""Settings of the samplers: frozen dataclasses. FastAR makes the nodes' widgets, the options of the command line and the
-range checks from the fields of these classes.
+"""Settings of the samplers: frozen dataclasses. FastAR makes the nodes' widgets, the options of the command line and
+the range checks from the fields of these classes.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Guarantees(Settings):
 
     @property
     def approximates(self) -> bool:
-        """Whether the settings change the distribution of the images. Settings of discrete-token samplers leave this False
-        and override :meth:`exact`, because their answer may depend on the size of the token grid.
+        """Whether the settings change the distribution of the images. Settings of discrete-token samplers leave this
+        False and override :meth:`exact`, because their answer may depend on the size of the token grid.
         """
         return False
 
@@ -86,8 +86,8 @@ class Guarantees(Settings):
         return False
 
     def exact(self, side: int) -> bool:
-        """Whether the images are identical to the unaccelerated sampler's images, up to rounding in fp32. ``side``: number
-        of tokens along a side of the grid.
+        """Whether the images are identical to the unaccelerated sampler's images, up to rounding in fp32. ``side``:
+        number of tokens along a side of the grid.
         """
         return not (self.approximates or self.samples_differently)
 
@@ -96,13 +96,13 @@ class Guarantees(Settings):
         return self.samples_differently and not self.approximates
 
     def no_gain(self, report: Report) -> str:
-        """A sentence that says which part of the method did not make the run faster, and why; "" if every part did.
-        """
+        """A sentence that says which part of the method did not make the run faster, and why; "" if none failed."""
         return ""
 
     def streams(self) -> dict[str, int]:
-        """The streams of diffusion noise (``noise.py``): the name of each stream, and the number of diffusion steps
-        for which the stream has noise. The noise depends on the name, so two diffusions with different noise need two streams.
+        """The streams of diffusion noise (``noise.py``): the name of each stream, and the number of diffusion steps for
+        which the stream has noise. The noise depends on the name, so two diffusions with different noise need two
+        streams.
         """
         return {}
 
@@ -123,8 +123,8 @@ def default_or_full_size(default: Any, metadata: Knob) -> Any:
 
 
 def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by name, without None where possible. The first of these values that exists replaces None: the value of
-    the setting ``same_as``, the model's ``own`` value, ``full_size_value``; see :class:`Knob`.
+    """All settings by name. The first of these values that exists replaces None: the value of the setting ``same_as``,
+    the model's ``own`` value, ``full_size_value``; see :class:`Knob`.
     """
     values: dict[str, Any] = {}
     for name, (_, metadata) in knobs(settings).items():
@@ -171,7 +171,8 @@ S = TypeVar("S", bound=Settings)
 
 
 def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Settings of the class ``kind`` from values by name. The value of a number or a switch may also be text from a command line.
+    """Settings of the class ``kind`` from values by name. The value of a number or a switch may also be text from a
+    command line.
 
     Raises:
         UserError: a name is unknown; a removed setting has a value that :func:`is_removed` does not accept; or
@@ -191,8 +192,8 @@ def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 def removed_from(kind: type[Settings]) -> dict[str, Any]:
-    """Names of the settings that FastAR removed from ``kind`` and its base classes, with the values that FastAR now always
-    uses.
+    """Names of the settings that FastAR removed from ``kind`` and its base classes, with the values that FastAR now
+    always uses.
     """
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
@@ -223,7 +224,8 @@ def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
 
 
 def unknown_setting_error(kind: type[Settings], name: str, field: str, problem: str) -> UserError:
-    """The error for a name that is not a setting of ``kind``. For ``field`` and ``problem`` see :func:`.errors.unknown`.
+    """The error for a name that is not a setting of ``kind``. For ``field`` and ``problem`` see
+    :func:`.errors.unknown`.
     """
     reason = kind.refused.get(name)
     if reason is not None:

@@ -4,30 +4,30 @@ samples does not change.
 Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 4, "frozen" drafts. A row is a token, or
 a block of tokens in BitDance. A *window* consists of three parts:
 
-1. At state x_k, the next L steps of each row are drafted without a call of the head. All L drafts use the data and the
-   variance that the head last predicted for the row. ``diffusion_steps.py`` explains the data.
-2. The head is called for all L drafted states of all rows in one batch.
-3. Each row continues after its longest accepted prefix. The coupling (``coupling.py``) replaces the first rejected
-   step.
+1. The sampler drafts the next L steps of each row from its state x_k, without a call of the head. All L drafts use the
+   *data* (``diffusion_steps.py``) and the variance that the head last predicted for the row.
+2. The head computes its predictions for all L drafted states of all rows in one batch.
+3. The coupling (``coupling.py``) accepts or replaces the drafts. Each row continues after its first rejected step, or
+   after its last drafted step if no step is rejected.
 
 Without speculation, step k is a sample of the head's *kernel*, the Gaussian N(m_p(x_k), s_p(x_k)^2). Its mean and std
-include guidance and temperature. The draft of the step is a sample of N(m_q, s_q^2), which depends only on earlier
-steps. The coupling turns the draft into a sample of the kernel at x_k. If the draft is rejected, the row discards
-all later drafts, because they started from a wrong state. The noise and the uniform random numbers of the discarded
-steps did not affect any accepted step. They are therefore used again, so images of one seed stay alike. All numbers of
-a row are accepted or rejected together, because the head reads all tokens of a block.
+include guidance and temperature. The draft of the step is a sample of N(m_q, s_q^2). Only earlier steps determine m_q
+and s_q. The coupling turns the draft into a sample of the kernel at x_k. If the draft is rejected, the row discards all
+later drafts, because they started from a wrong state. The noise and the uniform random numbers of the discarded steps
+did not affect any accepted step. The next window uses them again, so images of one seed stay similar. The coupling
+accepts or rejects a whole row at once, because the head reads all tokens of a block together.
 
 The last step of most diffusions adds no noise. Its result is then the mean of the head's kernel, whether the draft is
-accepted or not. If the head's variances are learned (MAR), the report counts this step, as accepted if the draft equals
-the mean, because in CSpD a draft model may have drafted all steps of a token. If the variances are fixed, the report
-does not count this step. A last step with noise is verified and counted like every other step.
+accepted or not. If the head's variances are learned (MAR), the report counts this step, because in CSpD a draft model
+may have drafted all steps of a token. It counts the step as accepted if the draft equals the mean. If the variances are
+fixed, the report does not count this step. A last step with noise is verified and counted like every other step.
 
 In an edit, the fixed tokens of a block follow a path of their own (:class:`.FixedTokens`). Their drafts follow the same
-path, so these tokens have no part in the coupling.
+path, so these tokens cannot cause a rejection.
 
-The host keeps an array with the number of steps that each row has done. It reads from the device once per window: how
-many steps of each row are accepted, at which step the row stops, and whether the coupling found a sample there. If it
-found none, the host also reads, after each batch of proposals for a new sample, whether one was accepted.
+The host keeps an array with the number of steps that each row has done. Once per window, the host reads from the device
+how many steps of each row are accepted, at which step the row stops, and whether the coupling found a sample there. If
+it found none, the coupling tries batches of proposals. After each batch, the host reads whether a proposal is accepted.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from .diffusion_steps import StepNumbers
 from .heads import ChainedHead, HeadAtStates, HeadNetwork
 from .noise import CounterRNG
 
-# Lanes of a row's random numbers (noise.py): one for the acceptance of all steps, and two per step for proposals, which
-# may replace a rejected draft (coupling.py).
+# Lanes of a row's random numbers (noise.py). One lane decides the acceptance of all steps. Each step has two lanes for
+# proposals, which may replace a rejected draft (coupling.py).
 _LANE_OF_ACCEPTANCES = -1
-_LANE_OF_NORMALS = 0  # 2 step + this
-_LANE_OF_UNIFORMS = 1  # 2 step + this
-# Numbers of proposals in the batches. All rows that need a proposal get the first batch. The few rows that accept none
-# of its proposals get the next, larger batch, which begins with the same proposals. If a row accepts no proposal of the
-# last batch, it takes the last proposal all the same. The probability of this is below 1 / 2^18.
+_LANE_OF_NORMALS = 0  # the lane of a step is 2 step + this number
+_LANE_OF_UNIFORMS = 1  # the lane of a step is 2 step + this number
+# The sizes of the batches of proposals. All rows that need a proposal get the first batch. The few rows that accept
+# none of its proposals get the next, larger batch, which begins with the same proposals. A row that accepts no proposal
+# of the last batch takes the last proposal all the same. The probability of this is below 1 / 2^18.
 _PROPOSALS = (1 << 8, 1 << 13, 1 << 18)
 
 
@@ -72,14 +72,14 @@ def take_steps(
 ) -> Iterator[tuple[int, Tensor]]:
     """Take all steps of all rows of a batch, with speculation if ``length`` is above 1. The report counts the work.
 
-    Yields after every call of the head or, with speculation, after every window: the number of steps that all rows have
+    After every call of the head (with speculation, after every window), yields the number of steps that all rows have
     done, and the states, fp32 [N, *, c]. The last states are the samples.
 
     Args:
         head: the diffusion head of ``net``.
         budget: see :mod:`.heads`.
         length: number of steps of a window, the L of this file.
-        rng: random numbers of the rows with which drafts are verified; None if ``length`` is at most 1.
+        rng: random numbers that decide for each row which drafts are accepted; None if ``length`` is at most 1.
     """
     if rng is None:
         for done, result in enumerate(run_chain(batch, ChainedHead(net, head, batch, report, budget)), 1):
@@ -92,20 +92,20 @@ def take_steps(
 
 
 class DraftedSteps(NamedTuple):
-    """L drafted steps of R rows. L is the length of the window, or smaller if no row has so many steps left. If only
-    some rows have fewer steps left, their other entries repeat their last step, unused.
+    """L drafted steps of R rows. L is the length of the window, or the largest number of steps that a row has left if
+    this number is smaller. In a row that has fewer than L steps left, nothing reads the entries after its last step.
     """
 
     states: Tensor  # state before each step, fp32 [R, L, *, c]
     values: Tensor  # state after each step, fp32 [R, L, *, c]
-    q: Gaussian  # distributions of the values, fp32 [R, L, *, c]; if the variances are fixed, log stds [R, L, 1 ...]
+    q: Gaussian  # distributions of the values, fp32 [R, L, *, c]; for fixed variances, log stds [R, L, 1 ...]
 
 
 class Coupling(NamedTuple):
-    """How drafted steps are verified. There is one way for learned variances, and one for fixed variances."""
+    """How speculation verifies drafted steps: :data:`LEARNED` for learned variances, :data:`FIXED` for fixed ones."""
 
     function: Callable[..., Coupled]  # takes draft, q, p and uniforms
-    uniforms: int  # number of uniform random numbers that the function takes for a step
+    uniforms: int  # how many uniform random numbers the function takes for a step
     counts_last: bool  # whether the report counts a last step without noise
 
 
@@ -116,9 +116,8 @@ FIXED = Coupling(couple_fixed, uniforms=1, counts_last=False)
 
 
 class _Window(NamedTuple):
-    """The M drafted steps of R rows that are verified together. A row has L steps, the length of the window, or fewer
-    steps at the end of its diffusion. In this example, L is 4, and the rows 3, 4 and 7 have done 5, 8 and 7 of 10
-    steps::
+    """The M drafted steps of R rows that one call verifies. Each row has L steps, or fewer at the end of its diffusion.
+    In this example, L is 4. Row 3 has done 5 of 10 steps, row 4 has done 8, and row 7 has done 7::
 
         of each step  row_of_step  3 3 3 3 4 4 7 7 7
                       step         5 6 7 8 8 9 7 8 9
@@ -132,12 +131,12 @@ class _Window(NamedTuple):
     """
 
     # For each step, [M].
-    row_of_step: Tensor  # number of the step's row
-    step: Tensor  # number of the step
-    row_index: Tensor  # index of the step's row among the R rows
+    row_of_step: Tensor  # index of the step's row among the N rows of the batch
+    step: Tensor  # index of the step among the S steps of the diffusion
+    row_index: Tensor  # index of the step's row among the R rows of the window
     step_index: Tensor  # index of the step among the steps of its row in this window
     # For each row, [R].
-    row_numbers: Tensor  # number of the row
+    row_numbers: Tensor  # index of the row among the N rows of the batch
     first: Tensor  # index of the row's first step among the M steps
     last: Tensor  # index of the row's last step among the M steps
 
@@ -147,7 +146,7 @@ class _Window(NamedTuple):
         return self.row_index, self.step_index
 
     def accepted_before_rejection(self, accepted: Tensor, length: int) -> Tensor:
-        """The number of steps of each row that are accepted before its first rejected step, int64 [R].
+        """For each row, the number of accepted steps before its first rejected step, int64 [R].
 
         ``accepted``: bool [M], for each step; ``length``: L.
         """
@@ -157,12 +156,12 @@ class _Window(NamedTuple):
 
 
 class _StepsToCouple(NamedTuple):
-    """M drafted steps, with the distributions that the coupling compares. All n numbers of a state are in one
-    dimension.
+    """M drafted steps, with the distributions that the coupling compares. A state is flattened to one dimension of n
+    numbers.
     """
 
-    row: Tensor  # int64 [M]
-    step: Tensor  # int64 [M]
+    row: Tensor  # index of each step's row among the N rows, int64 [M]
+    step: Tensor  # index of each step in the diffusion, int64 [M]
     draft: Tensor  # drafted states after the steps, fp32 [M, n]
     q: Gaussian  # distributions from which the drafts were sampled
     p: Gaussian  # the head's kernels
@@ -176,9 +175,9 @@ class _StepsToCouple(NamedTuple):
 
 class _Equations:
     """The equations of ``diffusion_steps.py``, with the temperature in the stds. Here each state may be at a different
-    step, but :func:`.chain.advance` takes the same step with all rows.
+    step. In contrast, :func:`.chain.advance` takes the same step with all rows.
 
-    ``step`` is int64 [...]; states, data, predictions and logits are fp32 [..., *, c].
+    In all methods, ``step`` is int64 [...]; states, data, predictions and logits are fp32 [..., *, c].
     """
 
     def __init__(self, batch: DiffusionBatch):
@@ -195,13 +194,13 @@ class _Equations:
         self._table = torch.stack(columns, 1)  # [S, 8], a column for each field of StepNumbers
 
     def numbers_of(self, step: Tensor) -> StepNumbers:
-        """The numbers of the steps, fp32 [..., 1 ...] each, which broadcast to the shape of the states."""
+        """The coefficients of the steps, fp32 [..., 1 ...] each. They broadcast to the shape of the states."""
         numbers = self._table[step]
         numbers = numbers.view(*numbers.shape, *(1,) * self.state_dimensions)
         return StepNumbers(*numbers.unbind(step.ndim))
 
     def data(self, step: Tensor, x: Tensor, prediction: Tensor) -> Tensor:
-        """The data that follows from the head's prediction at the states x."""
+        """The data, from the states x before the steps and the head's predictions for them."""
         numbers = self.numbers_of(step)
         return torch.addcmul(numbers.data_x * x, numbers.data_per_prediction, prediction)
 
@@ -211,7 +210,7 @@ class _Equations:
         return numbers.data_coefficient * data + numbers.x_coefficient * x
 
     def log_std(self, step: Tensor, logits: Tensor | None) -> Tensor:
-        """Log stds of the states after the steps; [..., 1 ...] if ``logits`` is None, that is for fixed variances."""
+        """Log stds of the states after the steps; [..., 1 ...] for fixed variances, where ``logits`` is None."""
         numbers = self.numbers_of(step)
         if logits is None:
             return numbers.log_std_middle
@@ -219,24 +218,24 @@ class _Equations:
 
 
 class Speculation:
-    """N rows in the middle of their diffusion. Each row may be at a different step.
+    """The diffusion of N rows with speculation. Each row may be at a different step.
 
     :meth:`finish` and :meth:`windows` take all remaining steps of some rows. In each window, they call :meth:`draft`,
-    then :meth:`verify`. The argument ``rows`` of the methods holds the numbers of R of the N rows, int64 [R] on the
+    then :meth:`verify`. In all methods, the argument ``rows`` holds the indices of R of the N rows, int64 [R] on the
     host.
     """
 
     done: np.ndarray  # number of steps that each row has done, int64 [N]
     x: Tensor  # states, fp32 [N, *, c]
-    # The data and the logits of the variance that the head last predicted for each row, fp32 [N, *, c] each. The next
-    # steps are drafted from them.
+    # The data and the variance logits that the head last predicted for each row, fp32 [N, *, c] each. The next drafts
+    # use them.
     data: Tensor
     logits: Tensor | None  # None if the variances are fixed
 
     def __init__(
         self, net: Recordable, head: HeadAtStates, batch: DiffusionBatch, rng: CounterRNG, report: Report | None = None
     ):
-        """``report``: counts the steps that :meth:`windows` drafts and accepts; None: nothing is counted."""
+        """``report``: counts the steps that :meth:`windows` drafts and accepts. If it is None, nothing counts them."""
         learns_variance = batch.table.learns_variance
         coupling = LEARNED if learns_variance else FIXED
         self.net = net
@@ -250,8 +249,8 @@ class Speculation:
         # How many steps of a row the report counts.
         self.counted_steps = self.step_count if coupling.counts_last or self.ends_with_noise else self.step_count - 1
 
-        # The head has predicted nothing yet, so the first steps are drafted from zeros. These drafts are mostly
-        # rejected, which costs nothing: the call that verifies them also computes the first step.
+        # The head has predicted nothing yet, so the first drafts use zeros. The head mostly rejects these drafts, but
+        # this costs nothing, because the call that verifies them also computes the first step.
         self.done = np.zeros(len(batch.x), np.int64)
         self.x = batch.x.clone()
         self.data = torch.zeros_like(self.x)
@@ -263,7 +262,7 @@ class Speculation:
         self._uniforms = uniforms.view(-1, self.step_count, coupling.uniforms)
 
     def finish(self, rows: np.ndarray, length: int) -> Tensor:
-        """Take all remaining steps of rows with :meth:`windows`. Returns the samples, fp32 [R, *, c]."""
+        """Take all remaining steps of the rows with :meth:`windows`. Returns the samples, fp32 [R, *, c]."""
         for _ in self.windows(rows, length):
             pass
 
@@ -271,8 +270,8 @@ class Speculation:
         return self.x[row]
 
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
-        """Take all remaining steps of rows, in windows of ``length`` drafted steps. Yields after every window. If
-        ``length`` is below 2, nothing is drafted: every step is a call of the head, and yields.
+        """Take all remaining steps of the rows, in windows of ``length`` drafted steps. Yields after every window. If
+        ``length`` is below 2, there are no drafts: each step calls the head, and the method yields after each step.
         """
         going = rows[self.done[rows] < self.step_count]
         while len(going):
@@ -291,21 +290,21 @@ class Speculation:
     # --- a window
 
     def draft(self, rows: np.ndarray, length: int) -> DraftedSteps:
-        """Draft the next steps of rows, at most ``length`` steps of each. All drafts of a row use the data and the
-        variance from the row's last call of the head.
+        """Draft the next steps of the rows, at most ``length`` steps of each row. All drafts of a row use the data and
+        the variance from the row's last call of the head.
         """
         self.net.note_plain("drafts of speculation")
         length = min(length, self.step_count - int(self.done[rows].min()))
         row, done = self._on_device(rows, self.done[rows])
         step = (done[:, None] + torch.arange(length, device=self.device)).clamp(max=self.step_count - 1)
 
-        # 1. A draft is x_{k+1} = x_coefficient_k x_k + offset_k + std_k noise_k. Only x_k is not known beforehand.
+        # 1. A draft is x_{k+1} = x_coefficient_k x_k + offset_k + std_k noise_k. Only x_k is not known before the loop.
         numbers = self._equations.numbers_of(step)
         offset = numbers.data_coefficient * self.data[row][:, None]
         log_std = self._equations.log_std(step, None if self.logits is None else self.logits[row][:, None])
         fixed = offset + log_std.exp() * self._noise(step, row[:, None])
 
-        # 2. The states, one after another.
+        # 2. A loop computes the states one after another.
         states = []
         values = []
         x = self.x[row]
@@ -322,8 +321,8 @@ class Speculation:
         return DraftedSteps(before, torch.stack(values, 1), Gaussian(offset + numbers.x_coefficient * before, log_std))
 
     def verify(self, rows: np.ndarray, drafts: DraftedSteps) -> np.ndarray:
-        """Call the head for all drafted states of rows. Advance each row past its accepted steps, and past its first
-        rejected step if there is one.
+        """Call the head for all drafted states of the rows. Advance each row past its accepted steps, and past its
+        first rejected step if there is one.
 
         Args:
             drafts: the next steps of ``rows``.
@@ -334,7 +333,7 @@ class Speculation:
         length = drafts.states.shape[1]
         window, step_on_host = self._window(rows, length)
 
-        # 1. The head predicts the kernels at all drafted states.
+        # 1. The head's predictions give the kernels at all drafted states.
         x = drafts.states[window.in_drafts]
         data, logits = self.predict(window.row_of_step, window.step, x)
         p = self.kernel(window.row_of_step, window.step, x, data, logits)
@@ -346,7 +345,8 @@ class Speculation:
         to_couple = _StepsToCouple(window.row_of_step, window.step, draft, q.flat(), p.flat(), uniforms)
         coupled = self._couple(to_couple.draft, to_couple.q, to_couple.p, to_couple.uniforms)
 
-        # 3. A row stops at its first rejected step, which was replaced, or else at its last step in the window.
+        # 3. A row stops at its first rejected step, whose draft was replaced. Without one, it stops at its last step in
+        # the window.
         accepted = window.accepted_before_rejection(coupled.accepted, length)
         stop = torch.minimum(window.first + accepted, window.last)  # index among the M steps
         value = coupled.value[stop]
@@ -357,15 +357,15 @@ class Speculation:
             self._propose(to_couple, stop, value, rejected)
         value = self._without_last_noise(window.step[stop], x[stop], data[stop], value.view(-1, *self.x.shape[1:]))
 
-        # 5. Each row has done the step at which it stopped. Its next drafts use the head's prediction of this step.
+        # 5. Each row has done the step at which it stopped. Its next drafts use the head's prediction at this step.
         self.done[rows] = step_on_host[stop_on_host] + 1
         self.x[window.row_numbers] = value
         self._remember(window.row_numbers, data[stop], None if logits is None else logits[stop])
         return accepted_on_host
 
     def _window(self, rows: np.ndarray, length: int) -> tuple[_Window, np.ndarray]:
-        """A window with the next steps of ``rows``, at most ``length`` steps of each row. Also returns the numbers of
-        these steps on the host, int64 [M].
+        """A window with the next steps of ``rows``, at most ``length`` steps of each row. Also returns the field
+        ``step`` of the window on the host, int64 [M].
         """
         done = self.done[rows]
         counts = np.minimum(self.step_count - done, length)
@@ -384,8 +384,8 @@ class Speculation:
         """Copy the outcome of a window to the host in one transfer. The arguments have one entry for each of R rows.
 
         Returns:
-            ``accepted`` and ``stop`` on the host, and the indices of the rows whose next state is not a sample yet,
-            because the coupling rejected their draft and found no replacement.
+            ``accepted`` and ``stop`` on the host, and the indices of the rows whose next state is not a sample yet: the
+            coupling rejected their draft and found no replacement.
         """
         accepted_on_host, stop_on_host, is_sample_on_host = (
             torch.stack([accepted, stop, is_sample.to(torch.int64)]).cpu().numpy()
@@ -393,14 +393,14 @@ class Speculation:
         return accepted_on_host, stop_on_host, np.flatnonzero(is_sample_on_host == 0)
 
     def _propose(self, to_couple: _StepsToCouple, stop: Tensor, value: Tensor, rejected: np.ndarray) -> None:
-        """Couple the rows that need proposals, and write their next states into ``value``. This happens only if the
-        variances are learned.
+        """Couple the rows that need proposals, and write their next states into ``value``. Only rows with learned
+        variances need proposals.
 
         Args:
             to_couple: the M drafted steps.
-            stop: for each row, the step at which it stops: an index among the M steps, int64 [R].
+            stop: for each row, the index of the step at which it stops, among the M steps, int64 [R].
             value: the rows' next states, fp32 [R, n].
-            rejected: which of the R rows need proposals: indices, int64 [K] on the host.
+            rejected: the indices of the rows that need proposals, among the R rows, int64 [K] on the host.
         """
         rows_left = rejected
         for count in _PROPOSALS:
@@ -432,20 +432,20 @@ class Speculation:
         self.done[rows] += 1
 
     def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Call the head for M states x. Returns the data, after guidance, and the logits of the variance or None. All
-        are fp32 [M, *, c].
+        """Call the head for M states x. Returns the data after guidance, and the variance logits, fp32 [M, *, c] each.
+        The logits are None if the variances are fixed.
 
-        State i belongs to row ``row[i]`` before step ``step[i]``; both are int64 [M] on the device.
+        State i belongs to row ``row[i]`` before step ``step[i]``. Both are int64 [M] on the device.
         """
         prediction, logits = guide(self.head.at_states(row, step, x), self.batch.cfg[row], x.shape[-1])
         return self._equations.data(step, x, prediction), logits
 
     def kernel(self, row: Tensor, step: Tensor, x: Tensor, data: Tensor, logits: Tensor | None) -> Gaussian:
-        """The head's kernels, that is the distributions of the next states, from its predictions ``data`` and
-        ``logits``.
+        """The head's kernels (the distributions of the next states), from the results ``data`` and ``logits`` of
+        :meth:`predict`.
         """
-        # Fixed tokens have no part in the coupling. At these tokens, the kernel takes the data of the draft. There p
-        # equals q, so fixed tokens never cause a rejection.
+        # At fixed tokens, the kernel takes the data that the draft used. So p equals q at these tokens, and they never
+        # cause a rejection.
         if self.batch.fixed_tokens is not None:
             data = torch.where(self.batch.fixed_tokens.free[row], data, self.data[row])
         return Gaussian(self._equations.mean(step, x, data), self._equations.log_std(step, logits))
@@ -461,17 +461,17 @@ class Speculation:
         return torch.where(last, self._equations.mean(step, x, data), value)
 
     def _remember(self, row: Tensor, data: Tensor, logits: Tensor | None) -> None:
-        """Store the newest predictions for rows. The next steps of these rows will be drafted from them."""
+        """Store the newest predictions for rows, because the next drafts of these rows use them."""
         self.data[row] = data
         if self.logits is not None and logits is not None:
             self.logits[row] = logits
 
     def _noise(self, step: Tensor, row: Tensor) -> Tensor:
-        """The noise of rows at steps. A last step without noise gets any entry, because its noise is not used."""
+        """The noise of rows at steps. For a last step without noise, the entry has no effect on the result."""
         return self.batch.noise[step.clamp(max=len(self.batch.noise) - 1), row]
 
     def _on_device(self, *numbers: np.ndarray) -> Tensor:
-        """Copy arrays of numbers, int64 [R] each, to the device in one transfer. Returns int64 [number of arrays, R],
-        which the caller unpacks.
+        """Copy arrays of numbers, int64 [K] each, to the device in one transfer. Returns int64 [number of arrays, K].
+        The caller unpacks this tensor.
         """
         return to_device(np.stack(numbers), self.device)

@@ -1,13 +1,14 @@
-"""BitDance: generate an image block by block. A block is a square of binary tokens, which are sampled by diffusion.
+"""BitDance: generate an image block by block. Diffusion samples a block, a square of binary tokens, at once.
 
 Source: "BitDance" (arXiv 2602.14041) and its published code.
 
 Shapes: B images, L tokens of C bits each, K tokens in a block, S diffusion steps, transformer width D. The transformer
-runs on R batch rows: one row for each image and, with guidance, B more rows for the null condition (the null branch).
-The diffusion samples N of these R rows. Usually N is B, but N is R in blocks where the null branch samples its own
-tokens (:meth:`BlockCanvas.samples_null`).
+runs on R batch rows. Without guidance, R is B, one row for each image. With guidance, R is 2 B: the last B rows are the
+null branch, which reads the null condition. The diffusion samples N of these R rows. N is R in blocks where the null
+branch samples its own tokens (:meth:`BlockCanvas.samples_null`). In all other blocks, N is B.
 
-A token's place in the grid is its *cell*. The order in which BitDance generates the tokens is the *token order*.
+A *cell* is a square of the image's grid and holds one token. The order in which BitDance generates the tokens is the
+*token order*.
 """
 
 from __future__ import annotations
@@ -56,19 +57,19 @@ def bitdance(
 
     Args:
         model: the network and the metadata of its files.
-        condition: what the B images show; class labels or prompts, whichever the model reads.
+        condition: what the B images show: class labels for a class model, prompts for a prompt model.
         settings: see :class:`BlockSettings`.
-        noise: noise for B images.
-        edit: part of an image to regenerate; None for a whole new image. New tokens do not see fixed tokens in later
-            blocks.
+        noise: noise of the B images.
+        edit: the part of each image to regenerate; None for whole new images. New tokens do not see fixed tokens in
+            later blocks.
 
     Yields:
         :class:`Step` after every call of the diffusion head or, with speculation, after every window of drafted
         diffusion steps. Returns :class:`Sampled`.
 
     Raises:
-        UserError: a condition that the model cannot read, a size that it does not generate, an edit that does not fit,
-            a large model on a CPU, or predictions that are not finite.
+        UserError: the model cannot read the condition or generate this size; the edit does not fit the model or the
+            size; the model is too large for a CPU; or predictions are not finite.
     """
     canvas, inputs = block_canvas(model, condition, settings, noise, edit)
     plan = {block: canvas.order[canvas.span(block)] for block in canvas.sampled_blocks}
@@ -78,7 +79,7 @@ def bitdance(
     canvas.total = sum(diffusion.calls_of[block] for block in plan)
     done = 0
     for block, cells in plan.items():
-        # 1. The transformer's conditions for the block, given the blocks before it.
+        # 1. The transformer computes the conditions for the block from the blocks before it.
         with canvas.clock.phase("transformer"):
             z = look(block)
 
@@ -97,14 +98,14 @@ def bitdance(
 
 class BlockLook:
     """The transformer with its KV cache. ``look(block)`` returns the conditions for the tokens of a block, fp32
-    [R, K, D], given all blocks before this block.
+    [R, K, D]. The transformer computes them from all blocks before this block.
     """
 
     def __init__(self, canvas: BlockCanvas, inputs: Inputs):
         self.canvas = canvas
         self.inputs = inputs
         self.net = canvas.model.net
-        self.position_rows = self.net.places(canvas.grid)  # to add to the conditions, fp32 [L, D]
+        self.position_rows = self.net.places(canvas.grid)  # position embeddings, fp32 [L, D]
         self.cache: Any = None  # the network's KV cache; None before the first pass
         self.hidden: Tensor | None = None  # the network's output for the newest block in the cache, [R, K, D]
         self.fed = 0  # number of image tokens in the cache
@@ -113,18 +114,18 @@ class BlockLook:
         report = self.canvas.report
         at = self.canvas.span(block)
 
-        # 1. In the first call, feed the condition, and then the rows in front of the first block.
+        # 1. In the first call, feed the condition, and then the rows that stand in for the block before block 0.
         if self.hidden is None:
             prefix, lengths, first = self.inputs
             self.hidden, self.cache = self.net.begin(prefix, lengths, first, self.canvas.grid)
             report.add(transformer_passes=2, cache_bytes=self.cache.bytes)
             report.add(transformer_tokens=prefix.shape[0] * (prefix.shape[1] + first.shape[1]))
 
-        # 2. Feed the blocks between the cache and this block. Both branches of guidance are in one batch.
+        # 2. Feed the earlier blocks that are not in the cache yet. Both branches of guidance are in one batch.
         if at.start > self.fed:
             new = slice(self.fed, at.start)
             rows = self.net.embed(self.canvas.branch_tokens[:, new], self.position_rows[new])
-            first_rows = self.canvas.block_size  # number of rows in front of the first block
+            first_rows = self.canvas.block_size  # number of rows that stand in for the block before block 0
             hidden = self.net.advance(rows, first_rows + self.fed, self.cache)
             self.hidden = hidden[:, -self.canvas.block_size :]
             self.fed = at.start
@@ -137,7 +138,7 @@ class BlockDiffusion:
     """Samples blocks by diffusion.
 
     Attributes:
-        calls_of: for each block its number of calls of the head, which is one more than its number of diffusion steps.
+        calls_of: the number of calls of the head in each block, one more than the block's diffusion steps.
     """
 
     def __init__(self, canvas: BlockCanvas):
@@ -147,12 +148,12 @@ class BlockDiffusion:
         first = settings.diffusion_steps
         self.counts = annealed_steps(first, settings.diffusion_steps_end, canvas.blocks)
         self.calls_of = [count + 1 for count in self.counts]
-        # Noise in token order: to start from, fp32 [B, L, C], and for the steps, fp32 [S, B, L, C].
+        # Noise in token order: for the start, fp32 [B, L, C], and for the steps, fp32 [S, B, L, C].
         self.start, self.noise = noise_in_order(canvas)
         # Keys of the random numbers that verify drafts, int64 [2 B, blocks]; None without speculation.
         self.keys = verification_keys(canvas) if settings.speculation_window > 1 else None
 
-        # For each number of steps S: the table, and the times t of the S + 1 calls of the head, fp32 [S + 1].
+        # By number of diffusion steps S: the table, and the times t of the S + 1 calls of the head, fp32 [S + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
         for count in set(self.counts):
             calls = head_calls(count, canvas.model.time_shift)
@@ -160,9 +161,9 @@ class BlockDiffusion:
             self.tables[count] = step_table(calls.steps, canvas.model.net.denoiser.times(times)), times
 
     def denoise(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Denoise a block from its ``conditions``, fp32 [R, K, D]. After every call of the head or, with speculation,
-        after every window, yields the number of calls whose steps all rows have done, and the states, fp32 [N, K, C].
-        After the last step, the state is the head's prediction of the tokens.
+        """Denoise a block from its ``conditions``, fp32 [R, K, D]. After every call of the head (with speculation,
+        after every window), yields two values: the number of calls after which all rows have taken their step, and the
+        states, fp32 [N, K, C]. After the last call, the state is the head's prediction of the tokens.
         """
         canvas = self.canvas
         net = canvas.model.net
@@ -203,9 +204,10 @@ class BlockDiffusion:
 
 
 def noise_in_order(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
-    """Noise in token order, on the device: to start from, fp32 [B, L, C], and for the steps, fp32 [S, B, L, C].
+    """Noise in token order, on the device: the start of the diffusion, fp32 [B, L, C], and the noise of the steps, fp32
+    [S, B, L, C].
 
-    Each cell of the grid has its own noise, so models with different block sizes sample from the same noise.
+    Each cell has its own noise, so models with different block sizes use the same noise at a cell.
     """
     channels = canvas.model.net.channels
     start = canvas.noise.start_noise("full", canvas.cells, channels)
@@ -217,7 +219,7 @@ def noise_in_order(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
 
 
 def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Append noise for the null branch to the noise of a block. Returns start [2 B, K, C] and steps [S, 2 B, K, C]."""
+    """Append the null branch's noise to the noise of a block. Returns start [2 B, K, C] and steps [S, 2 B, K, C]."""
     channels = canvas.model.net.channels
     null_start = to_device(canvas.noise.start_noise("null", canvas.block_size, channels), start.device)
     null_steps = to_device(canvas.noise.step_noise("null", len(steps), canvas.block_size, channels), start.device)
@@ -225,8 +227,8 @@ def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[
 
 
 def verification_keys(canvas: BlockCanvas) -> Tensor:
-    """Keys of the random numbers with which speculation verifies drafts, int64 [2 B, blocks]: first one row for each
-    image, then one row for the null branch of each image.
+    """Keys of the random numbers that verify drafts, int64 [2 B, blocks]: first the keys of the B images, then the keys
+    of their null branches.
     """
     keys = [row_keys(canvas.noise, stream, canvas.blocks) for stream in ("verify", "null/verify")]
     return to_device(torch.cat(keys), canvas.device)

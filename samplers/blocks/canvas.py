@@ -1,4 +1,4 @@
-"""BitDance's canvas, which holds the tokens, and the checks and inputs that come before the first pass.
+"""BitDance's canvas, which holds the tokens so far. The functions check and prepare a run's inputs.
 
 ``bitdance.py`` explains the shapes (B, L, C, K, N, R, D), the null branch and the token order.
 """
@@ -23,31 +23,31 @@ from ..noise import PairedNoise
 from .settings import BlockSettings
 
 # FastAR refuses to run a diffusion head with at least this many weights on a CPU. The head of the largest ImageNet
-# model has less than half this number.
+# model has less than half as many.
 LARGE_HEAD = 1_000_000_000
 
 
 class Inputs(NamedTuple):
     """What the transformer reads before the first block is sampled."""
 
-    prefix: Tensor  # rows of the condition, [R, n, D]
-    lengths: Tensor | None  # number of valid rows in each prefix, int64 [R]; None if all n rows are valid
-    first: Tensor  # rows [R, K, D] that the transformer reads after the prefix, as if they were a block of tokens
+    prefix: Tensor  # embeddings of the condition, [R, n, D]
+    lengths: Tensor | None  # number of valid embeddings in each prefix, int64 [R]; None if all n are valid
+    first: Tensor  # rows [R, K, D] after the prefix; they stand in for the block before block 0
 
 
 @dataclass(eq=False)
 class BlockCanvas(Canvas):
-    """The canvas of BitDance. Tokens are vectors of -1 and +1; undecided tokens are 0. Tokens that an edit fixes are
-    identical in both branches of guidance.
+    """The canvas of BitDance. A token is a vector of -1 and +1, or of zeros while it is undecided. Both branches of
+    guidance have identical values at the tokens that an edit fixes.
     """
 
     order: Tensor = field(kw_only=True)  # int64 [L] on the device: the cell of each token, in token order
-    # The tokens that the transformer reads, fp32 [R, L, C], in token order; 0 where undecided. ``values`` holds
-    # only the images' tokens, but the null branch has its own tokens where the guidance scale is 1.
+    # The tokens that the transformer reads, fp32 [R, L, C], in token order; 0 where undecided. ``values`` holds only
+    # the images' tokens. In blocks with guidance scale 1, the null branch has its own tokens.
     branch_tokens: Tensor = field(kw_only=True)
     block_size: int = field(init=False)  # K
     guided: bool = field(init=False)
-    sampled_blocks: list[int] = field(init=False)  # numbers of the blocks to sample, in whole or in part
+    sampled_blocks: list[int] = field(init=False)  # indices of the blocks to sample, in whole or in part
     sampled_in_all: list[bool] = field(init=False)  # for each block, whether all its tokens are sampled in all images
 
     def __post_init__(self) -> None:
@@ -55,8 +55,8 @@ class BlockCanvas(Canvas):
         self.block_size = self.model.net.block
         self.guided = len(self.branch_tokens) > self.images
 
-        # In an edit, some blocks are only read, and in other blocks only some tokens are sampled. The mask is copied to
-        # the CPU only here, so later blocks need not wait for the device.
+        # In an edit, some blocks have no token to sample, and others have only some. The host copies the mask to the
+        # CPU here, once, so later blocks need not wait for the device.
         regenerated = torch.ones(1, len(self.order), dtype=torch.bool)
         if self.regenerated is not None:
             regenerated = self.regenerated[:, self.order].cpu()
@@ -71,7 +71,7 @@ class BlockCanvas(Canvas):
         return len(self.order) // self.block_size
 
     def span(self, block: int) -> slice:
-        """The places of a block's tokens in token order."""
+        """The indices of a block's tokens in the token order."""
         return slice(block * self.block_size, (block + 1) * self.block_size)
 
     def cfg(self, block: int) -> float:
@@ -85,10 +85,10 @@ class BlockCanvas(Canvas):
     def samples_null(self, block: int) -> bool:
         """Whether the null branch samples its own tokens from its own noise.
 
-        It does so where the guidance scale is 1, because guidance does not mix the two branches there. With linear
-        guidance, the published code samples the first block in this way. For example, with four blocks and cfg 5, the
-        scales are 1, 2, 3 and 4. In block 0, each branch has its own tokens. In all other blocks, the tokens of both
-        branches are identical.
+        It does so where the guidance scale is 1, because guidance does not mix the two branches there. This is block 0
+        with the linear schedule, as in the published code. For example, with four blocks and cfg 5, the scales are 1,
+        2, 3 and 4. In block 0, each branch has its own tokens. In all other blocks, the tokens of both branches are
+        identical.
         """
         return self.guided and self.cfg(block) == 1
 
@@ -104,9 +104,9 @@ class BlockCanvas(Canvas):
         return mask.repeat(self.sampled_rows(block) // self.images, 1, 1)
 
     def set_tokens(self, block: int, tokens: Tensor) -> Tensor:
-        """Store the new tokens of a block, [N, K, C], in :attr:`branch_tokens`, except where an edit fixes the token.
+        """Store the new tokens of a block, [N, K, C], in :attr:`branch_tokens`. Fixed tokens stay unchanged.
 
-        Returns the block's tokens for the images, [B, K, C], with the fixed tokens but without the null branch.
+        Returns the block's tokens of the images, [B, K, C], including the fixed tokens.
         """
         at = self.span(block)
         sampled = self.sampled_mask(block)
@@ -128,7 +128,7 @@ def block_canvas(
     noise: PairedNoise,
     edit: Edit | None,
 ) -> tuple[BlockCanvas, Inputs]:
-    """Check the inputs, and create the canvas. Returns the canvas, and what the transformer reads first.
+    """Check the inputs. Returns the new canvas, and what the transformer reads before the first block.
 
     Raises:
         UserError: see :func:`.bitdance.bitdance`.
@@ -172,7 +172,11 @@ def block_canvas(
 
 
 def _inputs(model: BlockModel, condition: ClassOrPrompt, guided: bool, grid: tuple[int, int]) -> Inputs:
-    """Rows of the condition and, with guidance, rows of the null condition. Raises UserError."""
+    """What the transformer reads before the first block, from the condition and, with guidance, the null condition.
+
+    Raises:
+        UserError: the model cannot read the condition.
+    """
     if isinstance(condition, Condition):
         net = cast(BitDanceClass, model.net)
         classes = net.config.condition_size
@@ -195,7 +199,7 @@ def start_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
     """The tokens of the image that an edit starts from, -1 or 1, fp32 [1 or B, L, C], in raster order.
 
     Raises:
-        UserError: the latents have a wrong number of channels or a wrong size.
+        UserError: the latents have a wrong number of channels, or their size is not the size of the image to generate.
     """
     start = edit.start
     channels = model.net.channels
@@ -233,7 +237,7 @@ def expect_edit(model: BlockModel, edit: Edit, settings: BlockSettings, images: 
 
 
 def expect_device(model: BlockModel, device: torch.device, settings: BlockSettings) -> None:
-    """Raise a UserError if ``device`` is a CPU and the model's diffusion head is too large for a CPU."""
+    """Raise a UserError if ``device`` is a CPU and the diffusion head is too large for a CPU, see LARGE_HEAD."""
     weights = sum(weight.numel() for weight in model.net.denoiser.parameters())
     if device.type != "cpu" or weights < LARGE_HEAD:
         return

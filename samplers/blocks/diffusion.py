@@ -1,8 +1,9 @@
 """The diffusion of a block: a stochastic differential equation that leads from noise (t = 0) to the tokens (t = 1).
 
-Source: "BitDance" (arXiv 2602.14041) and its published code. At time t, the state is x_t = (1 - t) e + t x, where x are
-the tokens and e is noise. The diffusion head predicts x from x_t. The equation is solved by the Euler-Maruyama method.
-A step of this method is linear in x_t, the prediction and the noise, so it is a step of ``diffusion_steps.py``.
+Source: "BitDance" (arXiv 2602.14041) and its published code. At time t, the state is x_t = (1 - t) e + t x. Here x is
+the vector of the tokens, and e is noise. The diffusion head predicts x from x_t. The Euler-Maruyama method solves the
+equation. A step of this method is linear in x_t, the prediction and the noise, so it is a step of
+``diffusion_steps.py``.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from ..diffusion_steps import DiffusionStep, HeadCalls
 
 # Time t of the last call of the head. The prediction of this call is the result.
 LAST_TIME = 0.95
-# A division by 1 - t divides by this number where 1 - t is smaller.
+# Where 1 - t is smaller than this number, a division by 1 - t divides by this number instead.
 SMALLEST_DIVISOR = 0.05
 
 
 @lru_cache(maxsize=256)
 def head_calls(count: int, time_shift: float = 1.0) -> HeadCalls:
-    """The calls of the head for ``count`` steps of Euler-Maruyama: one call before each step, and a last call. The step
-    after the last call makes the head's prediction the state.
+    """The calls of the head for ``count`` steps of Euler-Maruyama: one call before each step, and a last call. After
+    the last call, an additional step replaces the state by the head's prediction.
 
-    ``time_shift``: a shift k moves each time t to t / (t + k (1 - t)). Above 1, more steps are near the noise.
+    ``time_shift``: a shift k moves each time t to t / (t + k (1 - t)). If k is above 1, more steps are near the noise.
     """
     shifted = []
     for i in range(count + 1):

@@ -59,16 +59,17 @@ class BlockSettings(Annealed):
 
     @property
     def uses_guidance(self) -> bool:
-        """Whether guidance is on, so that the transformer also runs on the null condition."""
+        """Whether guidance is on. If it is on, the transformer also runs on the null condition."""
         return self.cfg != 1
 
     @property
     def speculation_window(self) -> int:
-        """Number of diffusion steps that speculation drafts at once; 1 if nothing is drafted."""
+        """Number of diffusion steps that speculation drafts at once; 1 if it drafts nothing."""
         return max(1, self.speculation)
 
     def streams(self) -> dict[str, int]:
-        # The stream "null" is left out: the null branch draws its own noise for one block only, which is little.
+        # The stream "null" is missing here: the null branch needs its own noise for one block only, which takes little
+        # memory.
         return {"full": self.diffusion_steps}
 
     @property

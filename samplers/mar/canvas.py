@@ -1,7 +1,7 @@
 """The canvas of MAR-like models: the state of the images while a sampler generates them.
 
-In each AR step, a sampler decides some tokens of every image; ``order.py`` says which. :func:`mar_canvas` checks the
-inputs of a sampler and makes the canvas. :meth:`MARCanvas.batch` makes the batches for the diffusion of tokens.
+In each AR step, a sampler decides some tokens of every image; ``order.py`` says which tokens. :func:`mar_canvas` checks
+the inputs of a sampler and makes the canvas. :meth:`MARCanvas.batch` makes the batches for the diffusion of tokens.
 
 Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens of c channels, S diffusion steps, and
 P branches. P is 2 with guidance: the branch with the condition, and the null branch without it. P is 1 without
@@ -56,8 +56,8 @@ class MARCanvas(Canvas):
     # State of CSpD, bool [B, L]: the positions that have received drafts since CSpD last discarded drafts. A position
     # stays True after its draft has been verified.
     drafted: Tensor = field(init=False)
-    # State of LazyMAR, int32 [B, L]: how many passes took a token's row in the decoder from the token cache. None without
-    # this cache.
+    # State of LazyMAR, int32 [B, L]: how many passes took a token's row in the decoder from the token cache. None
+    # without this cache.
     cached: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -73,10 +73,10 @@ class MARCanvas(Canvas):
             self.first_timestep = min(self.first_timestep, SAFE_FIRST_TIMESTEP)
 
     def with_model(self, model: MARModel, condition: ClassOrPrompt, report: Report) -> MARCanvas:
-        """A canvas of the same images for a different model, whose work ``report`` counts.
+        """A canvas of the same images for a different model. ``report`` counts this model's work.
 
-        ``condition``: the condition for the other model. The two canvases share everything else, such as the tokens, the
-        drafts, the measured seconds, and the timestep at which the diffusion starts.
+        ``condition``: the condition as this model reads it. The two canvases share everything else, such as the tokens,
+        the drafts, the measured seconds, and the timestep at which the diffusion starts.
         """
         model.net.begin_run()
         other = copy(self)
@@ -91,8 +91,8 @@ class MARCanvas(Canvas):
         return super().decided | self.drafted
 
     def to_latents(self, values: Tensor) -> Tensor:
-        """Turn tokens, fp32 [B, L, c], into latents, fp32 [B, C, H, W]. In an edit, :attr:`edit_latents` replace the
-        latents outside the mask.
+        """Turn tokens, fp32 [B, L, c], into latents, fp32 [B, C, H, W]. In an edit, the latents outside the mask
+        come from :attr:`edit_latents`.
         """
         latents = self.model.to_latents(values)
         if self.edit_latents is None or self.regenerated is None:

@@ -1,14 +1,16 @@
 """The draw of MAR: a diffusion head samples tokens from their conditions z.
 
 Source: Li et al. 2024 (arXiv 2406.11838), section 3. :class:`Diffusion` samples the tokens of an AR step, and
-:class:`HeadEvaluation` evaluates the head for it. Two options save work:
+:class:`HeadEvaluation` calls the head for it. A step is a diffusion step unless the text says AR step. Two options save
+work:
 
-- DiSA takes fewer diffusion steps for later tokens (:func:`annealed_tables`); the result approximates the unaccelerated
-  image (Zhao et al. 2025, arXiv 2505.20297, section 3.2, and its code).
-- Speculation drafts several diffusion steps and verifies them in one call of the head. It keeps the distribution of the
-  images (``samplers/speculation.py``).
+- DiSA takes fewer diffusion steps for later tokens (:func:`annealed_tables`). The image approximates the unaccelerated
+  image (Zhao et al. 2025, arXiv 2505.20297, section 3.2, and the published code).
+- Speculation drafts several diffusion steps and verifies them in one call of the head. The distribution of the images
+  stays the same (``samplers/speculation.py``).
 
-Shapes: B images, c channels of a token, C transformer width, N tokens of a batch, and P branches of guidance.
+Shapes: B images, c channels of a token, C transformer width, N tokens of a batch, and P branches (2 with guidance, 1
+without).
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from .tokens import Tokens
 
 
 class HeadEvaluation:
-    """Evaluates the diffusion head of a network, in full at every diffusion step. The derived class in ``lazy/head.py``
-    has LazyMAR's cache. The report counts the calls of the head.
+    """Calls the diffusion head of a network *in full*: every step computes all layers in all branches. The report
+    counts the calls. The derived class in ``lazy/head.py`` reuses results, with LazyMAR's cache.
     """
 
     def __init__(self, net: MAR, report: Report):
@@ -45,19 +47,19 @@ class HeadEvaluation:
         self.report = report
 
     def is_full(self, steps: int) -> bool:
-        """Whether a diffusion of ``steps`` steps evaluates the head in full at every step."""
+        """Whether a diffusion of ``steps`` steps computes the head in full at every step."""
         return True
 
     def for_chain(self, batch: DiffusionBatch) -> ChainHead:
-        """The head for a batch whose tokens take every diffusion step together, see :func:`..chain.run_chain`."""
+        """The head for a batch whose tokens all take the same step together; see :func:`..chain.run_chain`."""
         return ChainedHead(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def for_speculation(self, batch: DiffusionBatch) -> HeadAtStates:
-        """The head for a batch with speculation, always evaluated in full."""
+        """The head for a batch with speculation, which always computes in full."""
         return HeadAtStates(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def sample(self, batch: DiffusionBatch) -> Tensor:
-        """Sample the N tokens of a batch: fp32 [N, c]. A batch without tokens or steps needs no call of the head."""
+        """Sample the N tokens of a batch: fp32 [N, c]. A batch without tokens or steps keeps its states ``batch.x``."""
         x = batch.x
         if len(batch.x) and len(batch.table.times):
             for result in run_chain(batch, self.for_chain(batch)):
@@ -67,16 +69,17 @@ class HeadEvaluation:
     def sample_both(self, first: DiffusionBatch, second: DiffusionBatch) -> tuple[Tensor, Tensor]:
         """Sample the tokens of two batches, fp32 [N, c] for each batch, in one loop.
 
-        The batch with more steps starts alone, and the other batch joins it for the last steps. So the number of head
-        calls is the number of steps of the longer diffusion. For example, if ``first`` has 5 steps and ``second`` 3::
+        The batch with more steps starts alone, and the other batch joins it for the last steps. So there are as many
+        calls of the head as the longer diffusion has steps. In this example, ``first`` has 5 steps, and ``second`` has
+        3 steps::
 
             head call        0  1  2  3  4
             step of first    0  1  2  3  4
             step of second         0  1  2
 
-        A cache of the head serves only one diffusion. With a cache, the two diffusions run one after the other.
+        A cache of the head serves only one diffusion, so with a cache the two diffusions run one after the other.
         """
-        # The number of steps that both batches take together.
+        # Number of steps that both batches take together.
         together = min(len(first.table), len(second.table)) if len(first.x) and len(second.x) else 0
         if not together or not (self.is_full(len(first.table)) and self.is_full(len(second.table))):
             return self.sample(first), self.sample(second)
@@ -98,8 +101,8 @@ class Diffusion:
 
     Args:
         canvas: the images.
-        head: evaluates the diffusion head.
-        tables: the diffusion steps of every AR step; with DiSA, later AR steps have fewer.
+        head: calls the diffusion head.
+        tables: a table of diffusion steps for every AR step; with DiSA, later tables have fewer steps.
         counted: whether the report counts the diffusion steps that speculation drafts.
     """
 
@@ -115,7 +118,7 @@ class Diffusion:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
     def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
-        """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
+        """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, C]. Returns fp32 [B, n, c]."""
         tokens = Tokens.all(positions)
         batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
         if self.speculation_window > 1:
@@ -130,8 +133,8 @@ class Diffusion:
 def expect_full_head(settings: MARBase, is_full: bool) -> None:
     """Raise a UserError if speculation is combined with a cache of the head.
 
-    The cache needs one diffusion step after another, but speculation evaluates the head at many diffusion steps at
-    once. ``is_full``: whether the head is evaluated in full at every diffusion step.
+    The cache needs one diffusion step after another, but speculation calls the head for many diffusion steps at once.
+    ``is_full``: whether every diffusion step computes the head in full.
     """
     if settings.speculation_window > 1 and not is_full:
         raise UserError(
@@ -141,10 +144,10 @@ def expect_full_head(settings: MARBase, is_full: bool) -> None:
 
 
 def annealed_tables(canvas: MARCanvas, equal_at_end: int = 1) -> list[StepTable]:
-    """The diffusion steps of each AR step. Their number falls from the first AR step on, see :func:`annealed_steps`.
+    """A table of diffusion steps for each AR step. Later tables have fewer steps, see :func:`annealed_steps`.
 
-    The last ``equal_at_end`` AR steps all have the smallest number. But if the run has no other AR steps, all have the
-    largest number.
+    The tables of the last ``equal_at_end`` AR steps all have the smallest number of steps. But if the run has no other
+    AR steps, all tables have the largest number.
     """
     first = canvas.settings.diffusion_steps
     last = canvas.settings.diffusion_steps_end

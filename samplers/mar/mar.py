@@ -30,7 +30,8 @@ def check(model: MARModel, settings: MARBase) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: there are more AR steps than tokens; or, for GtR, a stage has more AR steps than tokens, or no AR step.
+        UserError: there are more AR steps than tokens. For GtR, also if a stage has more AR steps than tokens, or if a
+            stage has no AR step.
     """
     settings.masked_after_steps(model.net.config.grid**2)
 
@@ -52,8 +53,8 @@ def mar(
         condition: the classes of B images, or their prompts if the model reads prompts.
         settings: :class:`MARSettings`, or the settings of LazyMAR, which include the same fields.
         noise: the noise of B images.
-        make_transformer: makes the transformer and the caller of its diffusion head. Both compute everything, or both
-            use LazyMAR's caches.
+        make_transformer: makes the :class:`Transformer`, whose ``head`` calls the diffusion head. The default computes
+            everything; :class:`.LazyTransformer` uses LazyMAR's caches.
         edit: an image, and the part of it to regenerate; None to generate whole images.
 
     Yields:

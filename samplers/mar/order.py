@@ -22,8 +22,8 @@ class Order:
     Args:
         orders: int64 [B, L], the positions of each image in the order in which they are to be decided.
         settings: the settings that determine the number of AR steps and the guidance scales.
-        regenerated: bool [B, L], in an edit, the positions to decide; their number is the same in every image. The other
-            positions are *fixed*: they count as decided before the first AR step. None to decide all positions.
+        regenerated: bool [B, L], in an edit, the positions to decide; their number is the same in every image. The
+            other positions are *fixed*: they count as decided before the first AR step. None to decide all positions.
     """
 
     steps: int  # AR steps
@@ -64,8 +64,8 @@ class Order:
         return {step: self.positions_from(step) for step in range(self.steps)}
 
     def positions_from(self, step: int, steps: int = 1) -> Tensor:
-        """The positions that AR step ``step`` decides, int64 [B, M], or that the next ``steps`` AR steps from ``step`` on
-        decide, in the order of decision. If fewer AR steps are left, the result has only their positions.
+        """The positions that AR step ``step`` and the ``steps - 1`` AR steps after it decide, int64 [B, M], in the
+        order of decision. AR steps after the last one decide none.
         """
         return self.next_positions(step, sum(self.sizes[step : step + steps]))
 
@@ -104,8 +104,8 @@ class Order:
         return self.decision_order[:, start : start + count]
 
     def choose(self, step: int, positions: Tensor) -> None:
-        """Let AR step ``step`` decide ``positions``, int64 [B, n]. They must be undecided, and n must be the size of the
-        AR step. All other undecided positions keep their order.
+        """Let AR step ``step`` decide ``positions``, int64 [B, n]. They must be undecided, and n must be the size of
+        the AR step. All other undecided positions keep their order.
 
         This is for methods that choose the positions of an AR step from :meth:`next_positions`. FastAR has no such
         sampler, but CONTRIBUTING.md has an example.
@@ -121,8 +121,8 @@ class Order:
 
 
 def moved_to_front(order: Tensor, mask: Tensor) -> Tensor:
-    """Move some positions to the front of ``order``, int64 [B, n]: the positions at which ``mask``, bool [B, L], is True.
-    The moved positions keep their order, and so do all other positions.
+    """Move some positions to the front of ``order``, int64 [B, n]: the positions at which ``mask``, bool [B, L], is
+    True. The moved positions keep their order, and so do all other positions.
     """
     is_later = (~mask).gather(1, order).to(torch.uint8)
     return order.gather(1, is_later.argsort(dim=1, stable=True))

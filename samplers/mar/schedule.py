@@ -71,8 +71,8 @@ def _radical_inverse(index: int, base: int) -> float:
 
 
 def halton(random_orders: Tensor) -> Tensor:
-    """Orders that spread consecutive tokens evenly over the image, int64 [B, L] (Besnier et al. 2025, arXiv 2503.17076).
-    All images use the same Halton sequence, but each image shifts, transposes and flips it at random.
+    """Orders that spread consecutive tokens evenly over the image, int64 [B, L] (Besnier et al. 2025, arXiv
+    2503.17076). All images use the same Halton sequence, but each image shifts, transposes and flips it at random.
     """
     grid = math.isqrt(random_orders.shape[1])
     row, column = halton_cells(grid).unbind(1)

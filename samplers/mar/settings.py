@@ -57,8 +57,8 @@ class MARBase(Guarantees):
         "squares if you use few diffusion steps or half precision.",
         low=1, high=999, step=1, full_size_value=999, advanced=True)
 
-    # The samplers use the following methods and properties. A subclass overrides each one whose result its settings
-    # change.
+    # Samplers use the following methods and properties. A subclass overrides a method or property if its settings
+    # change the result.
 
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
@@ -87,8 +87,8 @@ class MARBase(Guarantees):
     def masked_after_steps(self, tokens: int, regenerated: Tensor | None = None) -> list[int]:
         """Number of masked tokens after each AR step, for an image of ``tokens`` tokens.
 
-        ``regenerated``: in an edit, the tokens to decide, bool [B, L]; their number is the same in every image. If there
-        are fewer of these tokens than ``steps``, the run has one AR step for each of them.
+        ``regenerated``: in an edit, the tokens to decide, bool [B, L]; their number is the same in every image. If
+        there are fewer of these tokens than ``steps``, the run has one AR step for each of them.
 
         Raises:
             UserError: without an edit, there are more AR steps than tokens.

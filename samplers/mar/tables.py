@@ -1,14 +1,15 @@
 """The coefficients of the diffusion steps of MAR's head.
 
-The head is trained on 1000 timesteps with a cosine schedule. *Respacing* chooses fewer timesteps for sampling.
+The head is trained on 1000 timesteps with a cosine schedule: each timestep t adds noise of variance beta to a token.
+*Respacing* chooses fewer timesteps for sampling.
 
 Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2).
 
-Reason for ``t_max``: every respacing to two or more steps includes t = 999. At this timestep abar, the product of all
-1 - beta up to t, is only 2.4e-9. The first step multiplies the head's error by 1 / sqrt(alpha), where alpha is abar at
-t = 999 divided by abar at the next lower timestep. This factor is 316 with 100 steps and 3493 with 10 steps. If the
-first timestep is 950, the factor with 10 steps is only 2.3. Small models, and runs with few steps, need such a small
-factor. The official models start at 999.
+Reason for ``t_max``, the setting for the first timestep: without it, every respacing to two or more steps starts at
+t = 999. There, abar (the product of all 1 - beta up to t) is only 2.4e-9. The first step multiplies the head's error by
+1 / sqrt(alpha), where alpha is abar at t = 999 divided by abar at the next lower timestep. This factor is 316 with 100
+steps and 3493 with 10 steps. If the first timestep is 950, the factor with 10 steps is only 2.3. Small models and runs
+with few steps need such a small factor. The official models start at 999.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from torch import Tensor
 from ..diffusion_steps import DiffusionStep
 
 TRAINING_STEPS = 1000
-# Largest beta in the diffusion of MAR and Harmon. UniPic's largest beta is 0.2, which changes the betas of the nine
-# highest timesteps.
+# Largest beta in the diffusion of MAR and Harmon. UniPic's largest beta is 0.2, so the betas of its nine highest
+# timesteps are different.
 MAX_BETA = 0.999
 
 
@@ -38,15 +39,15 @@ def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
 
 
 def respaced_timesteps(count: int, t_max: int = TRAINING_STEPS - 1) -> list[int]:
-    """The timesteps of a respacing to ``count`` steps (1 to 1000), ascending. All timesteps above ``t_max`` become one
-    timestep ``t_max``, so there may be fewer than ``count``. A single step has t = 0.
+    """The timesteps of a respacing to ``count`` steps (1 to 1000), ascending. One timestep ``t_max`` replaces all
+    timesteps above it, so the result may have fewer than ``count`` timesteps. A single step has t = 0.
     """
     stride = (TRAINING_STEPS - 1) / (count - 1) if count > 1 else 1.0
 
     position = 0.0
     out = set()
     for _ in range(count):
-        # The published code also rounds an accumulated float with Python's round.
+        # As in the published code, Python's round rounds a sum of floats.
         out.add(min(round(position), t_max))
         position += stride
 
@@ -57,11 +58,11 @@ def respaced_timesteps(count: int, t_max: int = TRAINING_STEPS - 1) -> list[int]
 class Constants:
     """Constants of a respaced diffusion of S steps, float64 [S] each, lowest timestep first.
 
-    The published code has the same names, and ``lab/parity`` compares all constants with the published code. No sampler
-    reads ``alphas_cumprod_prev`` or ``posterior_variance``.
+    The fields have the names of the published code, and ``lab/parity`` compares all fields with the published code. No
+    sampler reads ``alphas_cumprod_prev`` or ``posterior_variance``.
     """
 
-    timestep_map: Tensor  # int64: the timestep, 0 to 999, of each step
+    timestep_map: Tensor  # int64: the timestep of each step, 0 to 999
     betas: Tensor
     alphas_cumprod: Tensor
     alphas_cumprod_prev: Tensor
@@ -78,9 +79,9 @@ class Respacing:
     """A respaced diffusion of S steps, as a sampler reads it."""
 
     timestep_map: Tensor  # int64 [S], ascending
-    # Highest timestep first. A step computes the clean token x0 = data_x x + data_per_prediction eps from its state x
-    # and the noise eps that the head predicts. The next state has the mean data_coefficient x0 + x_coefficient x, and
-    # the log std log_std_middle + log_std_per_logit logits, where the head predicts the logits.
+    # Highest timestep first. The head predicts noise eps and logits from the state x of a token. A step then computes
+    # the clean token x0 = data_x x + data_per_prediction eps. The next state has the mean
+    # data_coefficient x0 + x_coefficient x and the log std log_std_middle + log_std_per_logit logits.
     steps: list[DiffusionStep]
 
     def __len__(self) -> int:
@@ -88,13 +89,13 @@ class Respacing:
 
     @property
     def without_last_noise(self) -> list[DiffusionStep]:
-        """The steps with which a token is sampled: as :attr:`steps`, but the last step adds no noise."""
+        """The steps that sample a token: like :attr:`steps`, but the last step adds no noise."""
         return [*self.steps[:-1], self.steps[-1]._replace(log_std_middle=-math.inf)]
 
 
 @lru_cache(maxsize=64)
 def respacing(count: int = TRAINING_STEPS, t_max: int = TRAINING_STEPS - 1, max_beta: float = MAX_BETA) -> Respacing:
-    """The respacing to ``count`` steps with timesteps up to ``t_max``, see :func:`respaced_timesteps`.
+    """The respacing to at most ``count`` steps with timesteps up to ``t_max``, see :func:`respaced_timesteps`.
 
     ``max_beta``: the largest beta with which the head was trained.
     """
@@ -103,10 +104,10 @@ def respacing(count: int = TRAINING_STEPS, t_max: int = TRAINING_STEPS - 1, max_
 
 @lru_cache(maxsize=64)
 def respacing_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Respacing:
-    """The respacing with these timesteps (0..999), ascending; ``max_beta`` as in :func:`respacing`."""
+    """The respacing with these timesteps (0 to 999), ascending; ``max_beta`` as in :func:`respacing`."""
     c = constants(timesteps, max_beta)
-    # The head predicts where the log variance lies between ``low``, at logit -1, and ``high``, at logit 1. The log std
-    # is half the log variance.
+    # The log variance of a step is linear in the logit that the head predicts: ``low`` at logit -1, and ``high`` at
+    # logit 1. The log std is half the log variance.
     low = c.posterior_log_variance_clipped
     high = c.betas.log()
 
@@ -123,24 +124,25 @@ def respacing_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Resp
 
 
 def constants(timesteps: Sequence[int] = range(TRAINING_STEPS), max_beta: float = MAX_BETA) -> Constants:
-    """The constants of a respacing with these timesteps (0..999), ascending; ``max_beta`` as in :func:`respacing`."""
+    """The constants of a respacing with these timesteps (0 to 999), ascending; ``max_beta`` as in :func:`respacing`."""
     timestep_map = torch.tensor(timesteps)
     trained = cosine_betas(max_beta)
     trained_abar = torch.cumprod(1 - trained, 0)
     respaced_abar = trained_abar[timestep_map]
     betas = 1 - respaced_abar / _previous_abar(respaced_abar)
 
-    # The published code computes abar once more, from the new betas. The same operation gives the same last digits.
+    # Like the published code, compute abar once more, from the new betas. So abar is identical to the last digit.
     abar = torch.cumprod(1 - betas, 0)
     previous_abar = _previous_abar(abar)
 
     variance = betas * (1 - previous_abar) / (1 - abar)
     if len(timestep_map) > 1:
-        # The variance of the lowest timestep is 0, which has no logarithm. The next timestep's variance replaces it.
+        # At the lowest timestep, the variance is 0, and 0 has no logarithm. Use the variance of the next timestep.
         clipped = torch.cat([variance[1:2], variance[1:]])
     else:
-        # A single step has no next timestep. Its variance in the diffusion of 1000 steps is used, because the head was
-        # trained to predict a variance between that variance and beta. Timestep 0 takes the variance of timestep 1.
+        # A single step has no next timestep. Use the variance of its timestep in the diffusion of 1000 steps, because
+        # this is the lower bound of the variance that the head was trained to predict. The variance of timestep 0 is 0,
+        # so timestep 0 takes the variance of timestep 1.
         t = timestep_map.clamp(min=1)
         clipped = trained[t] * (1 - trained_abar[t - 1]) / (1 - trained_abar[t])
 
@@ -159,5 +161,5 @@ def constants(timesteps: Sequence[int] = range(TRAINING_STEPS), max_beta: float 
 
 
 def _previous_abar(abar: Tensor) -> Tensor:
-    """For each timestep, abar of the timestep below it; 1 for the lowest timestep."""
+    """For each timestep, the abar of the next lower timestep; 1 for the lowest timestep."""
     return torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])

@@ -26,11 +26,11 @@ class Tokens:
                                                        column      1 0 2
     """
 
-    # Image and position of each token, int64 [N] each. If ``values`` [B, L, ...] are values of all tokens of the images,
-    # ``values[tokens.index]`` are the values of these N tokens.
+    # Image and position of each token, int64 [N] each. If ``values`` [B, L, ...] are values of all tokens of the
+    # images, ``values[tokens.index]`` are the values of these N tokens.
     index: tuple[Tensor, Tensor]
-    # The index of each token in its line of ``positions``, int64 [N]. None if all tokens of ``positions`` were chosen, one
-    # image after another.
+    # The index of each token in its line of ``positions``, int64 [N]. None if all tokens of ``positions`` were chosen,
+    # one image after another.
     column: Tensor | None = None
 
     @staticmethod

@@ -3,10 +3,10 @@
 Source: Li et al. 2024 (arXiv 2406.11838), section 3. :class:`FullTransformer` computes everything in every pass;
 ``lazy/transformer.py`` reuses features of earlier passes.
 
-Shapes: B images of L tokens, c channels of a token, C transformer width, and P branches of guidance. P is 2 with
-guidance: first the conditional branch, which reads the class or prompt, then the null branch, which does not. P is 1
-without guidance. *Buffer rows* stand in front of an image's tokens in the encoder and the decoder; in class models,
-they hold the class.
+Shapes: B images of L tokens, c channels of a token, C transformer width, and P branches. P is 2 with guidance: first
+the conditional branch, which reads the class or prompt, then the null branch, which does not. P is 1 without guidance.
+In the encoder and the decoder, *buffer rows* stand in front of an image's tokens. In class models, they hold the class.
+A position is the index of a token in its image.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .diffusion import HeadEvaluation
 class Transformer(ABC):
     """Computes the conditions z from the decided tokens."""
 
-    # The evaluation of the diffusion head. It belongs to the transformer, because LazyMAR has caches for both, and the
-    # argument ``make_transformer`` of a sampler chooses both at once.
+    # Calls the diffusion head. It belongs to the transformer, because LazyMAR has caches for the transformer and for
+    # the head, and a sampler's argument ``make_transformer`` chooses both.
     head: HeadEvaluation
     # Whether the images of one pass may be at different AR steps.
     allows_different_steps = False
@@ -38,42 +38,44 @@ class Transformer(ABC):
 
     @abstractmethod
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
-        """z [P, B, M, C] at the positions ``wanted``, int64 [B, M]. The transformer reads the tokens that were decided
-        before AR step ``step``.
+        """Compute z [P, B, M, C] at the positions ``wanted``, int64 [B, M]. The transformer reads the tokens that were
+        decided before AR step ``step``.
         """
 
     def discard_features(self) -> None:  # noqa: B027 (optional for subclasses)
-        """Discard all cached features; here there are none. Call this after decided tokens have been resampled."""
+        """Discard all cached features, if there are any. Call this after decided tokens have been resampled."""
 
     def for_rows(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
-        """z [P, R, M, C] of R batch rows at the positions ``wanted``, int64 [R, M].
+        """Compute z [P, R, M, C] of R batch rows at the positions ``wanted``, int64 [R, M].
 
-        Row i is image ``images[i]`` at AR step ``steps[i]``: the transformer reads the tokens of this image that were
-        decided before this AR step. If :attr:`allows_different_steps` is False, the rows must be all images, at the
-        same AR step.
+        Batch row i is image ``images[i]`` at AR step ``steps[i]``: the transformer reads the tokens of this image that
+        were decided before this AR step. If :attr:`allows_different_steps` is False, the batch rows must be all images,
+        at the same AR step.
         """
         assert len(images) == self.canvas.images and len(set(steps)) == 1
         return self(steps[0], wanted)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
-        """Evaluate ``count`` AR steps from ``step`` on, each with the tokens and drafts of all AR steps before it.
+        """Compute z for ``count`` AR steps from ``step`` on. Each AR step reads the tokens and drafts of all AR steps
+        before it.
 
-        Yields a list for every pass: z [P, B, n, C] of each AR step that the pass evaluated, at the n positions of that
-        AR step. Here every pass evaluates one AR step. The caller verifies the drafts of that AR step before it asks
-        for the next pass, and stops at the first rejected draft. So a cache holds only features of final tokens.
+        Yields a list for every pass. The list has z [P, B, n, C] of each AR step that the pass computed, at the n
+        positions of this AR step. Here every pass computes one AR step. The caller verifies the drafts of this AR step
+        before it asks for the next pass, and it stops at the first rejected draft. So a cache holds only features of
+        final tokens.
         """
         for s in range(step, step + count):
             yield [self(s, self.canvas.order.positions_from(s))]
 
 
 class FullTransformer(Transformer):
-    """Computes encoder and decoder in full in every pass. One batch holds both branches of guidance."""
+    """Computes all rows of the encoder and the decoder in every pass. One batch holds both branches of guidance."""
 
     allows_different_steps = True
 
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
-        self.buffer_vectors = canvas.conditioning.vectors(canvas.guided)  # in the encoder's buffer rows, [B or 2 B, C]
+        self.buffer_vectors = canvas.conditioning.vectors(canvas.guided)  # for the encoder's buffer rows, [B or 2 B, C]
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         canvas = self.canvas
@@ -81,7 +83,7 @@ class FullTransformer(Transformer):
         return self._pass(canvas.conditioning, self.buffer_vectors, canvas.values, wanted, known)
 
     def for_rows(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
-        """One pass for any rows. Each row's z equals the z of :meth:`__call__`, up to rounding in padded attention."""
+        """One pass for any batch rows. Except for rounding in padded attention, z equals the z of :meth:`__call__`."""
         canvas = self.canvas
         order = canvas.order
         if len(set(steps)) == 1 and len(images) == len(canvas.values):
@@ -94,16 +96,16 @@ class FullTransformer(Transformer):
         return self._pass(conditioning, buffer_vectors, canvas.values[rows], wanted, known, mask)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
-        """See :meth:`Transformer.each_step`; here one pass evaluates all ``count`` AR steps."""
+        """See :meth:`Transformer.each_step`; here one pass computes all ``count`` AR steps."""
         images = self.canvas.images
         order = self.canvas.order
 
-        # 1. The batch rows: all images at the first AR step, then all images at the second, and so on.
+        # 1. The batch rows: all images at the first AR step, then all images at the second AR step, and so on.
         steps = range(step, step + count)
         row_images = [*range(images)] * count
         row_steps = [s for s in steps for _ in range(images)]
 
-        # 2. The positions that each AR step decides. Their first position serves as padding.
+        # 2. The positions that each AR step decides. The first of them serves as padding.
         sizes = order.sizes[step : step + count]
         wanted = []
         for s in steps:
@@ -111,7 +113,7 @@ class FullTransformer(Transformer):
             padding = positions[:, :1].expand(-1, max(sizes) - positions.shape[1])
             wanted.append(torch.cat([positions, padding], 1))
 
-        # 3. One pass; then z of each AR step, without the padding.
+        # 3. Run one pass, and yield z of each AR step without the padding.
         z = self.for_rows(row_images, row_steps, torch.cat(wanted))
         yield [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
@@ -124,12 +126,12 @@ class FullTransformer(Transformer):
         known: Tensor,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """z [P, R, M, C] of R batch rows, each of which is an image at one AR step.
+        """Compute z [P, R, M, C] of R batch rows. Each batch row is an image at one AR step.
 
         Args:
             conditioning: the classes or prompts of the batch rows.
-            buffer_vectors: [R or 2 R, C], the vectors in the encoder's buffer rows.
-            tokens: [R, L, c].
+            buffer_vectors: [R or 2 R, C], the vectors for the encoder's buffer rows.
+            tokens: [R, L, c], the tokens of the images.
             wanted: int64 [R, M], the positions whose z is returned.
             known: int64 [R, K], the positions whose tokens the encoder reads, ascending.
             mask: bool [R, K], False on the padding of ``known``; None if ``known`` has no padding.
@@ -137,9 +139,9 @@ class FullTransformer(Transformer):
         canvas = self.canvas
         net = canvas.model.net
 
-        # The decoder computes each batch row once per branch. So does the encoder if it reads the class; otherwise, all
-        # branches share its output, and it computes each batch row once. The conditional branch comes first, so the
-        # encoder's inputs are the first ones of the decoder's inputs.
+        # The decoder computes each batch row once per branch. An encoder that reads the class does the same. Any other
+        # encoder computes each batch row once, and all branches share the output. The conditional branch comes first,
+        # so the encoder uses the first rows of ``known`` and ``mask``.
         branches = 1 + canvas.guided
         encoder_branches = len(buffer_vectors) // len(tokens)
         known = known.repeat(branches, 1)

@@ -1,6 +1,7 @@
-"""NextStep's canvas, which holds the images of a run and their tokens so far, and the preparation of a run.
+"""NextStep's canvas, which holds the tokens so far. The functions check and prepare a run's inputs.
 
-A *cell* is the position of a token, counted in raster order from 0. For the letters in shapes see ``nextstep.py``.
+A *cell* is a square of the image's grid and holds one token. Cells are numbered in raster order, from 0. For the
+letters in shapes see ``nextstep.py``.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from .settings import CONSTANT, FALLING, RISING, NextStepSettings
 # The conditions that a NextStep reads.
 NextStepCondition = PromptCondition | ImagePromptCondition
 
-# FastAR does not run a language model with this many weights or more on a CPU: a published NextStep would need more
-# than 20 minutes for an image.
+# FastAR refuses to run a language model with at least this many weights on a CPU. There, a published NextStep would
+# need more than 20 minutes for an image.
 LEAST_WEIGHTS_FOR_GPU_ONLY = 4_000_000_000
 
 
 class Branches(NamedTuple):
-    """The branches of guidance, and what each branch reads. For their order see :func:`branches_for_texts`."""
+    """The branches of guidance, and what each reads. For the order of the branches see :func:`branches_for_texts`."""
 
-    number: int  # P: 1 without guidance; 2 with guidance, or 3 if the image to change has its own guidance scale
-    rows: Rows  # for all images, branch by branch: what the language model reads before the first token
+    number: int  # P: 1 without guidance; 2 or 3 with guidance
+    rows: Rows  # what the language model reads before the first token: R rows, branch by branch
 
 
 @dataclass(eq=False)
@@ -44,7 +45,7 @@ class NextStepCanvas(Canvas):
 
     branches: Branches = field(kw_only=True)
     scales: Tensor = field(init=False)  # guidance scales of the cells, fp32 [L, 1 or 2]
-    sampled_cells: list[int] = field(init=False)  # the cells to sample in at least one image
+    sampled_cells: list[int] = field(init=False)  # the cells that are sampled in at least one image
     sampled_in_all: list[bool] = field(init=False)  # whether each cell is sampled in all images
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class NextStepCanvas(Canvas):
         scales = [self._scales(cell) for cell in range(self.cells)]
         self.scales = to_device(torch.tensor(scales), self.device)
 
-        # Only here, the host reads the mask of an edit from the device.
+        # The host reads the mask of an edit from the device only here, once.
         self.sampled_cells = list(range(self.cells))
         self.sampled_in_all = [True] * self.cells
         if self.regenerated is not None:
@@ -61,14 +62,14 @@ class NextStepCanvas(Canvas):
             self.sampled_in_all = regenerated.all(0).tolist()
 
     def _scales(self, cell: int) -> list[float]:
-        """Guidance scales of a cell: for the whole condition, and with three branches also for the image to change."""
+        """Guidance scales of a cell: for the whole condition and, if P = 3, also for the image to change."""
         s = self.settings
         base_scales = [s.cfg] if self.branches.number < 3 else [s.cfg, s.cfg_img]
         return [scale_at(scale, s.cfg_schedule, cell, self.cells) for scale in base_scales]
 
     def with_fixed_tokens(self, cell: int, values: Tensor) -> Tensor:
-        """The sampled ``values`` of a cell, [B, 1, T]. In images in which the edit fixes the cell, the fixed values
-        replace them.
+        """The sampled ``values`` of a cell, [B, 1, T]. In images where the edit fixes the cell, the fixed value
+        replaces the sampled value.
         """
         if self.regenerated is None or self.sampled_in_all[cell]:
             return values
@@ -79,7 +80,7 @@ class NextStepCanvas(Canvas):
 
 
 def scale_at(cfg: float, schedule: str, tokens_before: int, total_tokens: int) -> float:
-    """The guidance scale of a token that has ``tokens_before`` tokens before it, of ``total_tokens`` tokens."""
+    """The guidance scale of a token. Of ``total_tokens`` tokens, ``tokens_before`` come before this token."""
     if schedule == CONSTANT:
         return cfg
     if schedule == FALLING:
@@ -99,7 +100,7 @@ def nextstep_canvas(
     """Check the inputs, and return the canvas of a run.
 
     Raises:
-        UserError: as for :func:`.nextstep.nextstep`, but this function does not check the number of diffusion steps.
+        UserError: see :func:`.nextstep.nextstep`. This function does not check the number of diffusion steps.
     """
     device = model.device
     expect_readable(condition, model)
@@ -148,7 +149,7 @@ def branches_for_condition(
 
 
 def negative_of(condition: NextStepCondition) -> str:
-    """The negative text, which guidance leads away from."""
+    """The negative text: guidance leads the image away from what it says."""
     if isinstance(condition, ImagePromptCondition):
         return COPY
     # UNCONDITIONAL stands for a missing negative prompt, for which a NextStep reads the empty text.
@@ -165,14 +166,14 @@ def branches_for_texts(
 ) -> Branches:
     """The branches of guidance for texts. There is one text for each image to generate.
 
-    A text may have a source, the image to change. The branches read, in this order:
+    A text may have a source, which is the image to change. Up to three branches read, in this order:
 
     1. the text with its source;
     2. only with guidance, if ``cfg_img`` is not 1 and every text has a source: the negative text with the source;
     3. only with guidance: the negative text alone.
 
     Args:
-        sources: for each text its source, or None.
+        sources: the source of each text, or None for a text without a source.
     """
 
     def row(ids: Sequence[int], source: ReadSource | None) -> list[int]:
@@ -220,7 +221,7 @@ def start_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device
 
 
 def expect_edit(model: NextStepModel, edit: Edit, settings: NextStepSettings, images: int) -> None:
-    """Raise a UserError if an edit does not fit the model, the settings or the number of images. This function needs no
+    """Raise a UserError if an edit does not fit the model, the settings or the number of images. The check needs no
     weights.
     """
     grid = model.grid(settings.height, settings.width)
@@ -230,7 +231,7 @@ def expect_edit(model: NextStepModel, edit: Edit, settings: NextStepSettings, im
 
 
 def expect_device(model: NextStepModel, device: torch.device) -> None:
-    """Raise a UserError if the device is a CPU and the model is too large for a CPU, see LEAST_WEIGHTS_FOR_GPU_ONLY."""
+    """Raise a UserError if ``device`` is a CPU and the model has at least LEAST_WEIGHTS_FOR_GPU_ONLY weights."""
     weights = sum(weight.numel() for weight in model.net.layers.parameters())
     if device.type == "cpu" and weights >= LEAST_WEIGHTS_FOR_GPU_ONLY:
         raise UserError(

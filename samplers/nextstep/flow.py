@@ -1,13 +1,14 @@
 """The flow of a token from noise (time t = 0) to the token (t = 1), for five published solvers.
 
-Source: NextStep-1 (arXiv 2508.10711) and its published code. At time t, the state is x_t = t x + (1 - t) e, where x is
-the token and e is noise. The flow-matching head predicts the velocity v = x - e. From v follow the expected token
-x_1 = x_t + (1 - t) v and the score s = (t v - x_t) / (1 - t). The solvers em, em0, sde and ode take this step from t to
-u, where dt = u - t and n is new noise:
+Source: NextStep-1 (arXiv 2508.10711) and its published code. At time t, the state is x_t = t x + (1 - t) e. Here x is
+the token, and e is noise. The flow-matching head predicts the velocity v = x - e. From v, the solver computes the
+expected token x_1 = x_t + (1 - t) v and the score s = (t v - x_t) / (1 - t). Let dt be u - t, and let n be new noise.
+The solvers em, em0, sde and ode take this step from t to u:
 
     x_u = x_t + v dt + (g^2 / 2) s dt + g sqrt(dt) n
 
-The solver cps has a step of its own, see :func:`_cps`. A token takes N calls of the head. Each call begins a step:
+The solver cps takes a different step, see :func:`_cps`. The solver calls the head N times for a token, once before each
+of the N steps:
 
 =======  ================================  ==================================================================
 name     g^2                               times t of the N calls before the shift, and the last step
@@ -19,9 +20,9 @@ ode      0                                 as em0, but no step adds noise
 cps      none                              as em0, but the result of the last step is x_1
 =======  ================================  ==================================================================
 
-em is from the code of August 2025, em0 from the code in NextStep-1.1's folder, and sde, ode and cps are from the code
-of February 2026. If v is written as (x_1 - x_t) / (1 - t), a step is linear in x_t, x_1 and the noise. It is therefore
-a step of ``diffusion_steps.py`` whose data is x_1.
+em is from the authors' code of August 2025. em0 is from the code in NextStep-1.1's folder. sde, ode and cps are from
+the authors' code of February 2026. Because v = (x_1 - x_t) / (1 - t), each step is linear in x_t, x_1 and the noise. It
+is therefore a step of ``diffusion_steps.py`` with x_1 as the data.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ SDE = "sde"
 ODE = "ode"
 CPS = "cps"
 SOLVERS = (EM0, EM, SDE, ODE, CPS)
-# Last time of em before the shift, and length of em's last step, which the shift does not change.
+# The solver em: the time of its last call before the shift, and the length of its last step. The shift does not change
+# this length.
 EM_LAST_TIME = 0.96
 EM_LAST_LENGTH = 0.04
 # Noise level of sde and cps in the published code: for sde, g^2 is the square of this level, times (1 - t) / t.
@@ -49,7 +51,7 @@ NOISE_LEVEL = 0.8
 def flow(solver: str, count: int, shift: float = 1.0) -> HeadCalls:
     """The flow of a solver, one of :data:`SOLVERS`: ``count`` calls of the head at the shifted times, and the steps.
 
-    A ``shift`` k moves each time t to t / (k - (k - 1) t). Above 1, more steps are near the noise; 1 changes nothing.
+    A ``shift`` k moves each time t to t / (k - (k - 1) t). If k is above 1, more steps are near the noise.
     """
     if solver == EM:
         unshifted = [EM_LAST_TIME * i / max(1, count - 1) for i in range(count)]
@@ -72,7 +74,7 @@ def flow(solver: str, count: int, shift: float = 1.0) -> HeadCalls:
 
 
 def _euler_maruyama(solver: str, last: float) -> Callable[[float, float], DiffusionStep]:
-    """For em, em0, sde or ode: a function that makes the step from t to u. ``last``: time of the last call."""
+    """A function that makes the step of em, em0, sde or ode from t to u. ``last``: time of the last call."""
 
     def squared_noise(t: float) -> float:
         """g^2 at t."""
@@ -92,8 +94,8 @@ def _euler_maruyama(solver: str, last: float) -> Callable[[float, float], Diffus
 
 
 def _cps(t: float, u: float) -> DiffusionStep:
-    """The step of cps: x_u = cos(a) (1 - u) x_0 + u x_1 + sin(a) (1 - u) n, where x_0 = x_t - t v is the expected noise
-    and a = 0.4 pi.
+    """The step of cps: x_u = cos(a) (1 - u) x_0 + u x_1 + sin(a) (1 - u) n. Here a is 0.4 pi, and x_0 = x_t - t v is
+    the expected noise.
     """
     angle = NOISE_LEVEL * math.pi / 2
     noise_coefficient = math.cos(angle) * (1 - u)
@@ -102,7 +104,7 @@ def _cps(t: float, u: float) -> DiffusionStep:
 
 
 def _step(t: float, x_factor: float, velocity_factor: float, std: float) -> DiffusionStep:
-    """The step to x_factor x_t + velocity_factor v + std n, where v is replaced by the data x_1 = x_t + (1 - t) v."""
+    """The step to x_factor x_t + velocity_factor v + std n, written with the data x_1: v = (x_1 - x_t) / (1 - t)."""
     data_factor = velocity_factor / (1 - t)
     return DiffusionStep(
         data_x=1.0,

@@ -1,13 +1,13 @@
-"""NextStep: samples continuous tokens one after another in raster order, each token by flow matching.
+"""NextStep: sample continuous tokens one after another in raster order, each token by flow matching.
 
-A pass of the language model returns the *conditions* of a token, from which the flow-matching head samples the token.
-Guidance mixes the head's predictions for several *branches*, each with a prompt of its own; see
+A pass of the language model returns the *conditions* of a token. From these conditions, the flow-matching head samples
+the token. Guidance mixes the head's predictions for several *branches*. Each branch reads a different prompt, see
 :func:`.branches_for_texts`.
 
 Source: NextStep-1 (arXiv 2508.10711) and its published code.
 
-Shapes: B images, L tokens per image, T numbers per token, P branches of guidance, R = P B rows that the language model
-computes in a pass, branch by branch, and D numbers per condition.
+Shapes: B images, L tokens per image, T numbers per token, P branches of guidance, R = P B batch rows in a pass of the
+language model, branch by branch, and D numbers per condition.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .settings import NextStepSettings
 
 
 def check(model: NextStepModel, settings: NextStepSettings) -> None:
-    """Check settings against a model, before anything is loaded or computed.
+    """Check settings against a model, before a run loads or computes anything.
 
     Raises:
-        UserError: a size that the model does not generate, or one diffusion step with the solver em.
+        UserError: the model does not generate images of this size, or the solver em has a single diffusion step.
     """
     model.grid(settings.height, settings.width)
     expect_enough_steps(settings)
@@ -55,20 +55,20 @@ def nextstep(
     """Generate images token by token.
 
     Args:
-        model: network and the metadata of its files.
-        condition: prompts of B images; or B images that the model has read, each with a prompt that says what to
-            change.
+        model: the network and the metadata of its files.
+        condition: B prompts; or B images that the model has read, each with a prompt that says what to change.
         settings: see :class:`NextStepSettings`.
-        noise: noise of B images.
-        edit: images and the parts to regenerate; None for new images. A new token does not see the tokens after it.
+        noise: noise of the B images.
+        edit: the part of each image to regenerate; None for whole new images. A new token does not see the tokens after
+            it.
 
     Yields:
         :class:`Step` after every token. Returns :class:`Sampled`.
 
     Raises:
-        UserError: a condition that the model cannot read, numbers of images that differ, a size that the model does not
-            generate, an edit that does not fit, one diffusion step with the solver em, a large model on a CPU, or
-            tokens that are not finite.
+        UserError: the model cannot read the condition or generate this size; condition and noise have different numbers
+            of images; the edit does not fit the model or the size; the solver em has a single diffusion step; the model
+            is too large for a CPU; or tokens are not finite.
     """
     expect_enough_steps(settings)
     return (yield from tokens_one_by_one(nextstep_canvas(model, condition, settings, noise, edit)))
@@ -94,30 +94,31 @@ def tokens_one_by_one(canvas: NextStepCanvas) -> Sampler:
 
 
 class TokenLook:
-    """Runs the language model, with a KV cache: the look of ``engine.py``. A call returns the conditions of a token,
-    [R, 1, D], computed from the prompts and all tokens before this token.
+    """The look of ``engine.py``: runs the language model, with a KV cache. The look returns the conditions of a token,
+    [R, 1, D]. The model computes them from the prompts and all tokens before this token.
     """
 
     def __init__(self, canvas: NextStepCanvas):
         self.canvas = canvas
         self.net = canvas.model.net
         self.cache: Any = None  # the network's KV cache; None before the first pass
-        self.conditions: Tensor | None = None  # conditions of token ``fed``; None before the first pass
+        self.conditions: Tensor | None = None  # conditions of token ``fed``, [R, 1, D]; None before the first pass
         self.fed = 0  # number of image tokens in the cache
 
-    # ``cells`` holds only ``cell``. run_passes passes it to every look and every draw.
+    # The plan has one cell per pass, so ``cells`` holds only ``cell``. The loop of the engine requires both arguments.
     def __call__(self, cell: int, cells: Tensor) -> Tensor:
         canvas = self.canvas
         report = canvas.report
 
-        # 1. Prefill: read the prompts of all branches. The conditions of token 0 come from the prompts' last rows.
+        # 1. In the first pass, read the prompts of all branches. The output for the last token of each prompt gives the
+        # conditions of token 0.
         if self.conditions is None:
             rows, lengths = canvas.model.prefix(canvas.branches.rows, canvas.cells)
             self.conditions, self.cache = self.net.begin(rows, lengths, canvas.cells)
             report.add(transformer_passes=1, transformer_tokens=rows.shape[:2].numel(), cache_bytes=self.cache.bytes)
 
-        # 2. Feed the tokens that are not in the cache yet: the token sampled last, and in an edit also the fixed tokens
-        # between that token and this cell.
+        # 2. Feed the tokens that are not in the cache yet: the newest sampled token, and in an edit also the fixed
+        # tokens after it.
         if cell > self.fed:
             tokens = canvas.values[:, self.fed : cell].repeat(canvas.branches.number, 1, 1)
             self.conditions = self.net.advance(tokens, self.fed, self.cache)
@@ -127,7 +128,7 @@ class TokenLook:
 
 
 class TokenFlow:
-    """Samples tokens by flow matching: the draw of ``engine.py``."""
+    """The draw of ``engine.py``: samples tokens by flow matching."""
 
     def __init__(self, canvas: NextStepCanvas):
         settings = canvas.settings
@@ -147,7 +148,7 @@ class TokenFlow:
         if settings.speculation_window > 1:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
-        # A table for each number of steps, because annealing gives later tokens fewer steps.
+        # The table for each number of diffusion steps, because later tokens may take fewer steps (DiSA).
         self.tables: dict[int, StepTable] = {}
         for count in set(self.counts):
             solver_flow = flow(settings.solver, count, settings.time_shift)

@@ -1,4 +1,4 @@
-"""Settings of NextStep's sampler; for the metadata of each field see ``samplers/settings.py``."""
+"""Settings of NextStep's sampler; each field has a :class:`.Knob` with its help text and range."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class NextStepSettings(Annealed):
 
     @property
     def uses_guidance(self) -> bool:
-        """Whether guidance is on. Guidance needs a branch that reads the negative text."""
+        """Whether guidance is on. If it is on, the language model also reads the negative text."""
         return self.cfg != 1
 
     @property

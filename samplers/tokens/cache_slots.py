@@ -17,12 +17,12 @@ several passes, it has 10 slots: 8 for the places, one for the stand-in at place
     written in pass      1  2  3  4  5  6  5  6  4  never
     replaced in pass     -  -  -  -  -  -  -  -  6  -
 
-A fed row of pass k attends to a slot if three facts are true: the slot holds a place up to the row's ``last_visible``;
-pass k or an earlier pass writes the slot; and neither replaces it. See :meth:`.DeviceTable.mask`.
+A fed row of pass k attends to a slot if the slot holds a place up to the row's ``last_visible``, a pass up to k writes
+the slot, and no pass up to k replaces the slot. See :meth:`.DeviceTable.mask`.
 
-A :class:`Table` holds the rows, cells and slots of a whole schedule. :func:`serial_table` is for calls that
-feed one pass each, and :func:`window_table` for calls that may feed several passes. All arrays are on the host and are
-computed once per schedule. ``device_table.py`` copies them to the device.
+A :class:`Table` holds the rows, cells and slots of a whole schedule. :func:`serial_table` is for calls that feed one
+pass each, and :func:`window_table` is for calls that may feed several passes. All arrays are on the host and are
+computed once per schedule. ``device_table.py`` copies the arrays to the device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Table:
 
     Shapes: P passes feed F rows and decide D of the L cells of the grid. The cache has S image slots. Image slot 0 is
     the first slot after the condition's slots. Fed rows and cells are in the order of their passes. The arrays of fed
-    rows and of cells end with a padding entry. Images with fewer rows or cells in a call are filled up with it.
+    rows and of cells end with a padding entry, which fills up images that have fewer rows or cells in a call.
     """
 
     passes: int  # P
@@ -66,7 +66,8 @@ class Table:
     cell_start: np.ndarray  # [P + 1]
     end: np.ndarray  # [P], the rows of the pass attend only to image slots below this slot
     # bool [P], True if at least one row of the pass may not attend to all slots below the pass's end. Only calls that
-    # feed one pass use this array. A call of several passes always has a mask, because they attend to different slots.
+    # feed one pass use this array. A call of several passes always has a mask, because its passes attend to different
+    # slots.
     needs_mask: np.ndarray
 
     # For each slot, [S].
@@ -231,6 +232,7 @@ class ManyPassSlots(Slots):
             else:
                 self._write_place(row.place, k)
 
-        # A stand-in's slot comes after the slots of all places. The end must include stand-ins not replaced yet.
+        # The slots of stand-ins and blanks come after the slots of all places. The end must be after all of these
+        # slots that are not replaced yet.
         last_visible = [row.last_visible for row in p.rows]
         self.end_of_pass.append(1 + max([-1, *last_visible, *self.stand_in_slot.values()]))

@@ -38,7 +38,7 @@ class TokenCanvas(Canvas):
     """
 
     phases: tuple[str, str] = ("transformer", "sampling")
-    sampling: TokenSampling = field(kw_only=True)  # the settings, with a value in place of every None
+    sampling: TokenSampling = field(kw_only=True)  # the settings; a published value replaces every None
     # The tokens that an edit fixes, int64 [B, L + 1]; -1 at all other cells. None without an edit.
     fixed_tokens: Tensor | None = field(default=None, kw_only=True)
 

@@ -29,7 +29,7 @@ def expect_raster(name: str, *models: TokenModel, why_no_janus: str = "") -> Non
         why_no_janus: a clause for the message: why the sampler cannot run a Janus; "" if it can run one.
 
     Raises:
-        UserError: a model is a PAR model, whose order follows its regions; or a Janus that the sampler cannot run.
+        UserError: a model is a PAR model (trained in PAR's order), or a Janus that the sampler cannot run.
     """
     for model in models:
         if model.regions > 1:

@@ -27,8 +27,8 @@ class FedRows(NamedTuple):
     cache_slot: Tensor  # slots to which the rows write their keys and values
     cache_end: int  # the rows attend only to slots below this slot
     mask: Tensor | None = None  # bool [..., m, cache_end], True where a row attends to a slot; None: everywhere
-    # Index of PAR's transition token if a row feeds one instead of a cell's token, else -1. None if the schedule has no
-    # transition tokens.
+    # Index of PAR's transition token; -1 for a row that feeds a cell's token. None if the schedule has no transition
+    # tokens.
     transition_token: Tensor | None = None
 
 

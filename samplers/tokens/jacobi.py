@@ -6,8 +6,8 @@ also read *guesses*. A call samples new tokens for all W passes. The new tokens 
 
 A pass of an image is *certain* once its tokens are identical to the tokens of serial decoding. The window of an image
 begins with the first pass that is not certain, so the images of a batch advance independently (:class:`Window`). After
-each call, the host reads how far every image is. The host waits for the device only there. *Active* images are still in
-the batch; A is their number.
+each call, the host reads how far every image is, and waits for the device only there. *Active* images are still in the
+batch; A is the number of active images.
 
 Sources: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel Decoding" (ACL 2023,
 arXiv 2305.10427), and Teng et al. 2025, "Accelerating Auto-regressive Text-to-Image Generation with Training-free
@@ -19,8 +19,8 @@ decoding, and no test is needed.
 In 16 bits, the same input may give different tokens in calls of different shapes, because the shape determines the
 order in which numbers are added. Every call is therefore padded to one shape (``one_shape`` in ``networks/llama.py``).
 This shape is the same for all window widths from 1 to the side of the image in tokens, so these widths generate the
-identical image. Wider windows and serial decoding have different shapes, and may generate a different image from the
-same distribution. ``docs/precision.md`` states how often the images are identical.
+identical image. Wider windows may have a larger shape, and serial decoding has different shapes. Both may generate a
+different image from the same distribution. ``docs/precision.md`` states how often the images are identical.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def decode_in_windows(
     In the report, "accepted" counts the cells that became certain in a pass that had read guesses, and "rejected"
     counts the samples that decided no cell. The report's map "step" holds the call in which a cell became certain; 0 is
     the prefill. The report's map "outcome" holds ACCEPTED for the cells that "accepted" counts, and PLAIN for all other
-    cells. In an edit, fixed cells have -1 and GIVEN in these maps instead.
+    cells. For a cell that an edit fixes, the two maps hold -1 and GIVEN instead.
     """
     table = window_table(schedule)
     canvas.total = canvas.cells
@@ -203,8 +203,7 @@ class Window:
         _fill_with_newest(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
 
     def _set_start(self, new_start: np.ndarray) -> None:
-        """Set ``start`` to the passes ``new_start``, int64 [A], and set ``stop``, ``entries`` and ``cells`` to match.
-        """
+        """Set ``start`` to ``new_start``, int64 [A], and set ``stop``, ``entries`` and ``cells`` to match."""
         table = self.table
         self.start = new_start
         self.stop = np.minimum(new_start + self.width, table.passes)
@@ -290,7 +289,7 @@ class Window:
     def move(self, new: Tensor, new_start: np.ndarray) -> None:
         """Store the ``new`` tokens, and let the windows begin with the passes ``new_start``. For both arguments see
         :meth:`verdict`. The first guess for a cell that enters a window is a copy of the newest token. The newest token
-        belongs to the last cell of the window before the move.
+        is the token of the last cell that the window had before the move.
         """
         table = self.table
         self.tokens.scatter_(1, self.cells, new)

@@ -84,7 +84,7 @@ def decode_settings(
     noise: TokenNoise,
     edit: Edit | None,
 ) -> Sampler:
-    """Generate images with the schedule that the settings choose. The other arguments are those of :func:`llamagen`.
+    """Generate images with the schedule that the settings choose. For the other arguments see :func:`llamagen`.
 
     ``name``: the sampler's name in the report. ``settings``: TokenSettings that also have the field *parallel*.
     """

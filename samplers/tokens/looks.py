@@ -1,10 +1,10 @@
-"""The transformer of a token model with its KV cache, and the look of a generation.
+"""The transformer of a token model with its KV cache, and the look that runs the passes of a schedule.
 
-:class:`CachedTransformer` feeds rows of tokens. :class:`ScheduleLook` is the *look* of a generation: the function that
-runs the transformer for each pass of a schedule (``engine.py``). ``device_table.py`` has the rows of each pass.
+:class:`CachedTransformer` feeds rows of tokens. :class:`ScheduleLook` is a *look* (``engine.py``): a function that runs
+the transformer in each pass. ``device_table.py`` has the rows of each pass.
 
-Shapes: B images with L cells each; R batch rows, one for each image in each branch of guidance; m fed rows; hidden rows
-(outputs of the transformer) of width C.
+Shapes: B images with L cells each; R batch rows, one for each image in each branch of guidance; m fed rows. A *hidden
+row* is the transformer's output for a fed row, of width C.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .schedule import Schedule
 
 
 class CachedTransformer:
-    """The transformer of a generation, with a cache of the keys and values of everything that it has read. Call
-    :meth:`prefill` once, which makes the cache, and then :meth:`feed` for every pass.
+    """The transformer of a generation, with a cache of the keys and values of all rows that it has read. Call
+    :meth:`prefill` once to make the cache, and then call :meth:`feed` for every later pass.
 
     A pass runs in up to three branches. The first branch reads the condition. The second branch reads a part of the
     condition, if :class:`.PreparedCondition` has a part. The last branch reads the null condition, if ``null`` is True.
-    All branches are fed the same image tokens. R is the number of batch rows, one for each image in each branch.
+    All branches are fed the same image tokens.
 
     Args:
         canvas: the images; its report counts the work.
         condition: the packed condition.
         first_value: token value of image code 0.
-        padded_to: number of rows per image to which every call is padded, see ``one_shape`` in ``networks/llama.py``;
-            0: no padding.
+        padded_to: number of rows per image to which every call is padded; 0: no padding. See ``one_shape`` in
+            ``networks/llama.py``.
     """
 
-    cache: Cache  # made by prefill
+    cache: Cache  # prefill makes it
 
     def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, first_value: int = 0, padded_to: int = 0):
         self.canvas = canvas
@@ -49,8 +49,10 @@ class CachedTransformer:
         self.padded_to = padded_to
 
     def prefill(self, null: bool, slots: int, image: Tensor | None = None) -> Tensor:
-        """Make a cache with ``slots`` image slots, and read the condition into it, alone or followed by m tokens of the
-        ``image``, int64 [B, m]. ``null``: whether the null branch runs too.
+        """Make a cache with ``slots`` image slots, and read the condition into it.
+
+        ``null``: whether the null branch runs too. ``image``: m tokens that the transformer reads after the condition,
+        int64 [B, m]; None: it reads only the condition.
 
         Returns hidden rows [R, 1 + m, C]. Row i predicts cell i.
         """
@@ -58,7 +60,7 @@ class CachedTransformer:
         condition = self.condition
         branches = self.conditional_branches + null
 
-        # 1. The rows of the condition, and of the image.
+        # 1. The rows of the condition, and the rows of the image.
         rows = condition.prefix(self.net, null)
         lengths = None if condition.lengths is None else condition.lengths.repeat(branches)
         x = None if image is None else self.net.tok_embeddings(image).repeat(branches, 1, 1)
@@ -68,7 +70,7 @@ class CachedTransformer:
         report.add(transformer_passes=1, transformer_tokens=len(rows) * row_count)
         hidden, self.cache = self.net.prefill(rows, self.canvas.grid[0], slots, lengths, x)
 
-        # 3. Images with the same prompt have shared its prefill. Now each image gets its own batch rows.
+        # 3. Images with the same prompt shared one prefill. Now each image gets its own batch rows.
         if condition.prompt_of_image is not None:
             prompts = len(condition.entries)
             row_of_image = torch.cat([condition.prompt_of_image + branch * prompts for branch in range(branches)])
@@ -78,7 +80,7 @@ class CachedTransformer:
         return hidden
 
     def feed(self, tokens: Tensor, fed: FedRows, null: bool) -> Tensor:
-        """Feed the rows ``fed``; returns hidden rows [R, m, C].
+        """Feed the m rows ``fed``. Returns their hidden rows [R, m, C].
 
         ``tokens``: the images' tokens so far, int64 [B, L + 1]. ``null``: whether the null branch is fed too.
         """
@@ -108,7 +110,7 @@ class CachedTransformer:
         """Keep only some images in the cache, in all branches that the cache holds.
 
         Args:
-            remaining: indices of the A images to keep, among the images in the cache, int64 [A].
+            remaining: indices of the A images that stay, among the images in the cache, int64 [A].
             images: number of images in the cache.
         """
         branches = len(self.cache.blocks[0]) // images
@@ -116,16 +118,16 @@ class CachedTransformer:
 
 
 class ScheduleLook(CachedTransformer):
-    """Runs the passes of a schedule one after another; the first pass is the prefill.
+    """Runs the passes of a schedule one after another. The first pass is the prefill.
 
     Args:
         canvas, condition, first_value: as for :class:`CachedTransformer`.
         schedule: the passes.
-        last_guided: the last pass that reads the null condition. Below 0, no pass reads it; at math.inf, all passes do.
+        last_guided: the last pass that reads the null condition. Below 0, no pass reads it. At math.inf, all passes do.
         slots: number of image slots of the cache; None: the number that the schedule needs.
     """
 
-    table: DeviceTable  # made after the prefill, because it depends on the number of the condition's slots
+    table: DeviceTable  # follow makes it after the prefill, when the number of the condition's slots is known
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class ScheduleLook(CachedTransformer):
         return self.feed(self.canvas.values, fed, k <= self.last_guided)[:, predicted_by]
 
     def follow(self, schedule: Schedule) -> None:
-        """Feed the passes of ``schedule`` from now on. The cache must already hold its known cells."""
+        """Run the passes of ``schedule`` from now on. The cache must already hold the known cells of this schedule."""
         self.schedule = schedule
         self.table = DeviceTable(serial_table(schedule), self.cache.prefix, self.canvas.device)
 
@@ -165,8 +167,8 @@ def last_guided_pass(guided: Sequence[bool]) -> int:
 
 
 def chosen_rows(hidden: Tensor, index: Tensor) -> Tensor:
-    """Choose n of the m ``hidden`` rows, [R, m, C], by their ``index``, int64 [B, n], which is the same in all
-    branches. Returns [R, n, C].
+    """Choose n of the m ``hidden`` rows, [R, m, C], by ``index``, int64 [B, n]. All branches use the same index.
+    Returns [R, n, C].
     """
     index = index.repeat(len(hidden) // len(index), 1)[..., None]
     return hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))

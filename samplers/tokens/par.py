@@ -1,10 +1,12 @@
-"""PAR: the image is divided into n = M x M regions, and one pass decides a cell at the same place in every region.
+"""PAR: the image is divided into n = M x M regions. One pass decides one cell in every region, at the same row and
+column of each region.
 
 Source: Wang et al. 2025, "Parallelized Autoregressive Visual Generation" (CVPR 2025, arXiv 2412.15119). Distant tokens
-depend only weakly on each other, so they can be sampled independently. The first tokens of the regions fix the global
-structure, so they are decided one after another. Learned transition tokens then switch the network to parallel
-decoding. From there on, every group of n tokens, one from each region, predicts the next group. Each token of a group
-attends to the whole group, and predicts the next token of its own region.
+depend only weakly on each other, so they can be sampled independently. The first tokens of the regions, the *initial
+tokens*, determine the global structure, so they are decided one after another (the *sequential start*). Learned
+*transition tokens* then switch the network to parallel decoding. From then on, every group of n tokens, one from each
+region, predicts the next group. Each token of a group attends to the whole group, and predicts the next token of its
+own region.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ ABLATION_GROUP = 4
 
 
 def par_groups(grid: int, regions: int) -> list[list[int]]:
-    """Groups of cells in PAR's order. Group i holds cell i of every region, counted in raster order within the region.
+    """Groups of cells in PAR's order. Group i holds cell i of every region, in raster order within the region.
 
     Raises:
         UserError: the regions do not tile the grid.
@@ -67,11 +69,11 @@ def par_groups(grid: int, regions: int) -> list[list[int]]:
 
 @lru_cache(maxsize=16)
 def par_schedule(grid: int, regions: int, sequential_start: bool = True) -> Schedule:
-    """Schedule of a network that was trained for PAR with n ``regions``, on a grid of G x G cells. It has
+    """Schedule of a network that was trained for PAR with n ``regions``, on a grid of G x G cells. The schedule has
     n + (G * G - n) / n passes, or 1 + (G * G - n) / n passes without a sequential start.
 
-    The sequence is: the condition, the n initial tokens (i), n - 1 transition tokens (t), and the other groups. For
-    n = 4, where a and b are the tokens of the first two other groups::
+    The model reads the condition, the n initial tokens (i), n - 1 transition tokens (t), and then the later groups. For
+    n = 4, where a and b are the tokens of the first two later groups::
 
         place   0  1  2  3  4  5  6  7  8  9  10 ...
         token   i  i  i  i  t  t  t  a  a  a  a  ...
@@ -84,8 +86,8 @@ def par_schedule(grid: int, regions: int, sequential_start: bool = True) -> Sche
     initial, *later_groups = par_groups(grid, regions)
     passes = []
 
-    # Step 1: the initial tokens, at places 0 to n - 1, are decided one after another. Without a sequential start, the
-    # prefill predicts all of them.
+    # 1. The initial tokens, at places 0 to n - 1, are decided one after another. Without a sequential start, the
+    # prefill predicts all initial tokens.
     if sequential_start:
         first_groups = [[cell] for cell in initial]
     else:
@@ -96,13 +98,13 @@ def par_schedule(grid: int, regions: int, sequential_start: bool = True) -> Sche
     for k in range(1, first_count):
         passes.append(group_pass(first_groups[k - 1], first_groups[k], k - 1, cfg_steps[k]))
 
-    # Step 2: one pass feeds the initial tokens that were not fed yet and the transition tokens, and decides the first
-    # of the other groups.
+    # 2. One pass feeds the initial tokens that were not fed yet and the transition tokens. It decides the first of the
+    # later groups.
     if later_groups:
         passes.append(transition_pass(first_groups[-1], later_groups[0], cfg_steps[first_count]))
 
-    # Step 3: every group predicts the next one. The places of the groups follow the n initial tokens and the n - 1
-    # transition tokens. For n = 4, group a is at places 7 to 10, and group b is at places 11 to 14.
+    # 3. Each later group predicts the next group. The places of these groups come after the n initial tokens and the
+    # n - 1 transition tokens. For n = 4, group a is at places 7 to 10, and group b is at places 11 to 14.
     place = regions + (regions - 1)
     for k in range(1, len(later_groups)):
         passes.append(group_pass(later_groups[k - 1], later_groups[k], place, cfg_steps[first_count + k]))
@@ -112,7 +114,7 @@ def par_schedule(grid: int, regions: int, sequential_start: bool = True) -> Sche
 
 
 def transition_pass(fed: Sequence[int], cells: Sequence[int], cfg_step: int) -> Pass:
-    """The pass that feeds the n - 1 transition tokens, and decides the n cells of the first group after them.
+    """The pass that feeds the n - 1 transition tokens, and decides the n cells of the first later group.
 
     It also feeds the initial tokens that were not fed yet. The last initial token and the transition tokens attend to
     each other, and predict the n cells. For n = 4::
@@ -122,8 +124,8 @@ def transition_pass(fed: Sequence[int], cells: Sequence[int], cfg_step: int) -> 
         without             i i i i t t t   0 1 2 3 4 5 6   0 1 2 6 6 6 6   3 4 5 6
 
     Args:
-        fed: cells of the initial tokens that were not fed yet: only the last one, or all n without a sequential start.
-        cells: cells of the first group after the transition tokens.
+        fed: cells of the initial tokens that were not fed yet: only the last, or all n without a sequential start.
+        cells: cells of the first later group.
         cfg_step: see :class:`.Pass`.
     """
     n = len(cells)
@@ -145,12 +147,12 @@ def group_pass(fed: Sequence[int], cells: Sequence[int], first_place: int, cfg_s
     """The pass that feeds the tokens of one group and decides the cells of the next group.
 
     Fed token i predicts cell i of the next group. Each fed token attends to its whole group and to everything before
-    it. If the group has 4 tokens and ``first_place`` is 7, the fed tokens are at places 7 to 10, and all of them
+    the group. If the group has 4 tokens and ``first_place`` is 7, the fed tokens are at places 7 to 10, and all of them
     attend to places up to 10.
 
     Args:
-        fed: cells whose tokens are fed: a group of n, or one initial token.
-        cells: cells of the next group.
+        fed: cells whose tokens are fed: a group of n cells, or the cell of one initial token.
+        cells: cells of the next group, one for each fed token.
         first_place: place of the first fed token.
         cfg_step: see :class:`.Pass`.
     """
@@ -168,13 +170,13 @@ def group_pass(fed: Sequence[int], cells: Sequence[int], first_place: int, cfg_s
 
 @lru_cache(maxsize=16)
 def ablation_schedule(grid: int, group_size: int, adjacent: bool, sequential_start: bool) -> Schedule:
-    """Schedule of the paper's ablations, for a network that predicts the next cell. It has the same number of passes as
-    :func:`par_schedule`.
+    """Schedule of the paper's ablations, for a network that predicts the next cell. The schedule has the same number of
+    passes as :func:`par_schedule` with ``group_size`` regions.
 
     Args:
         grid: side of the grid.
         group_size: number of cells in a group.
-        adjacent: whether a group holds successive cells in raster order; if False, the groups are PAR's.
+        adjacent: if True, a group holds successive cells in raster order; if False, the groups are PAR's.
         sequential_start: whether the cells of the first group are decided one after another.
     """
     cells = list(range(grid * grid))
@@ -228,7 +230,7 @@ class PARSettings(TokenSettings):
         """The passes of PAR or of an ablation.
 
         Raises:
-            UserError: the model is a Janus, the network was not trained for the grouping, or the regions do not tile
+            UserError: the model is a Janus; the network was not trained for the grouping; or the regions do not tile
                 the grid.
         """
         if model.regions > 1:  # a network that was trained for PAR
@@ -252,8 +254,8 @@ def check(model: TokenModel, settings: PARSettings) -> None:
     """Check that PAR can run a model with these settings, before anything is loaded or computed.
 
     Raises:
-        UserError: the model is a Tar de-tokenizer or a Janus, the network was not trained for the grouping, the regions
-            do not tile the grid, or guidance is on and the model was trained without a null class.
+        UserError: the model is a Tar de-tokenizer or a Janus; the network was not trained for the grouping; the regions
+            do not tile the grid; or the settings need guidance, but the model was trained without a null class.
     """
     if model.condition == "features":
         raise UserError(
@@ -273,8 +275,8 @@ def par(
 ) -> Sampler:
     """Generate images with PAR, or with one of the paper's ablations.
 
-    The arguments, steps and errors are those of :func:`.llamagen`, but the settings are :class:`PARSettings`, and
-    :func:`check` says which models fit.
+    The arguments, steps and errors are the same as for :func:`.llamagen`, but the settings are :class:`PARSettings`.
+    :func:`check` states which models fit.
     """
     check(model, settings)
     return decode_settings("par", model, condition, settings, noise, edit)

@@ -1,7 +1,7 @@
 """Before the first pass: check that a condition fits a token model, and pack the condition into tensors.
 
-Tar has a language model that generates *semantic codes* of an image, and a *de-tokenizer* that generates the image from
-them. *TA-Tok* converts semantic codes to the features that the de-tokenizer reads.
+Tar has a language model that generates the *semantic codes* of an image, and a *de-tokenizer* that generates the image
+from these codes. *TA-Tok* converts semantic codes to the features that the de-tokenizer reads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..conditioning import (
 
 @dataclass(frozen=True)
 class PreparedCondition:
-    """A condition, packed for :meth:`Llama.prefix`, which makes the rows in front of the image tokens.
+    """A condition, packed for :meth:`Llama.prefix`. That method makes the rows in front of the image tokens.
 
     The transformer runs in up to three branches, each for all images. The first branch reads the condition. If
     ``part_share`` is above 0, a second branch reads a part of the condition. If there is guidance, the last branch
@@ -44,12 +44,12 @@ class PreparedCondition:
     the logits of the null condition.
     """
 
-    # Labels, int64 [B]; features, [B, n, E]; or token ids of prompts, int64 [B, n], or [U, n] if only U are distinct.
+    # Labels, int64 [B]; features, [B, n, E]; or token ids of prompts, int64 [B, n], or [U, n] for U distinct prompts.
     entries: Tensor
-    lengths: Tensor | None = None  # int64 [B] or [U], number of valid rows of each entry; None if all are equal
-    # int64 [B], index of every image's prompt in ``entries``; None if every image has its own entry.
+    lengths: Tensor | None = None  # int64 [B] or [U], number of valid rows of each entry; None if all rows are valid
+    # int64 [B], the index in ``entries`` of every image's prompt; None if every image has its own entry.
     prompt_of_image: Tensor | None = None
-    part_share: float = 0.0  # share of the second branch when the first two branches are mixed; below 1
+    part_share: float = 0.0  # weight of the second branch in the mix with the first; below 1
 
     @property
     def conditional_branches(self) -> int:
@@ -58,14 +58,14 @@ class PreparedCondition:
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
         """The rows in front of the image tokens, [R, n, C]. R is the number of entries times the number of branches.
-        ``null``: whether the null branch is one of them.
+        ``null``: whether the null branch is one of the branches.
         """
         return net.prefix(self.entries, self.lengths, guided=null)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedImages(PreparedCondition):
-    """Prompts that each contain an image, for a Janus that edits. The second branch does not read the image's codes."""
+    """Prompts with one image each, for a Janus that edits. The second branch does not read the codes of the images."""
 
     sources: PromptImages
 
@@ -79,19 +79,19 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     For a de-tokenizer, semantic codes are first converted to features with the TA-Tok of the model.
 
     Raises:
-        UserError: the condition does not fit the model, or the TA-Tok is missing.
+        UserError: the condition does not fit the model; or the TA-Tok is missing.
     """
     # 1. A de-tokenizer reads features, not codes.
     if isinstance(condition, CodeCondition) and model.condition == FEATURES:
         condition = _features_for(model, condition)
 
-    # 2. Every model reads one kind of condition. A Janus that edits also reads images with prompts.
+    # 2. Each model reads one kind of condition. In addition, a Janus that edits reads images with prompts.
     if isinstance(condition, ImagePromptCondition):
         expect_editor(condition, model)
     else:
         expect_kind(condition, model.condition, model.name)
 
-    # 3. Each kind of condition has its own function that packs it.
+    # 3. Each kind of condition has its own packing function.
     return _PACKERS[condition.kind](model, condition, device)
 
 
@@ -106,7 +106,7 @@ def _pack_labels(model: TokenModel, condition: Condition, device: torch.device) 
 def _pack_features(
     model: TokenModel, condition: TextCondition | FeatureCondition, device: torch.device
 ) -> PreparedCondition:
-    """Feature rows of texts or of semantic codes, padded to the number of rows of the longest entry."""
+    """Feature rows of texts or of semantic codes, padded to the longest entry."""
     _check_entries(condition.features)
     width = model.net.config.condition_size
     for rows in condition.features:
@@ -130,12 +130,11 @@ def _pack_prompts(model: JanusModel, condition: PromptCondition, device: torch.d
 def _pack_images_with_prompts(
     model: JanusModel, condition: ImagePromptCondition, device: torch.device
 ) -> PreparedCondition:
-    """Images with prompts, for a Janus that edits. Equal pairs of image and prompt are packed once."""
+    """Images with prompts, for a Janus that edits. Identical pairs of image and prompt are packed once."""
     ids = prompt_ids(model, condition)
     assert condition.encoded_images is not None, "nodes and pipeline read the images"
 
-    # 1. The distinct pairs. Identical images were read once and share one object, whose id then stands for the
-    #    image.
+    # 1. The distinct pairs. An image that occurs several times was read once, so the id of its object identifies it.
     pairs = [(text, id(encoded)) for text, encoded in zip(condition.texts, condition.encoded_images, strict=True)]
     first_indices, prompt_of_image = distinct(pairs, device)
     distinct_images = [condition.encoded_images[i] for i in first_indices]
@@ -160,7 +159,7 @@ def _pack_images_with_prompts(
     return PreparedImages(prompts, lengths, prompt_of_image, part_share, sources=sources)
 
 
-# For each kind of condition, the function that packs it. Its arguments are the model, the condition and the device.
+# The packing function for each kind of condition. The arguments are the model, the condition and the device.
 _PACKERS: dict[str, Callable[[Any, Any, torch.device], PreparedCondition]] = {
     Condition.kind: _pack_labels,
     TextCondition.kind: _pack_features,
@@ -177,7 +176,7 @@ def _features_for(model: TokenModel, condition: CodeCondition) -> FeatureConditi
     """Convert semantic codes with the TA-Tok of a de-tokenizer, see :func:`features_of`.
 
     Raises:
-        UserError: the model has no TA-Tok; or as :func:`features_of`.
+        UserError: the model has no TA-Tok; or see :func:`features_of`.
     """
     if model.ta_tok is None:
         raise UserError(
@@ -189,14 +188,14 @@ def _features_for(model: TokenModel, condition: CodeCondition) -> FeatureConditi
 
 @in_own_state
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
-    """Convert semantic codes to the features that condition a de-tokenizer. The features have the device and the dtype
-    of TA-Tok.
+    """Convert semantic codes to the features that a de-tokenizer reads. The features have the device and the dtype of
+    TA-Tok.
 
     TA-Tok computes one image at a time, so the features do not depend on the batch. Images with the same codes share
     one tensor.
 
     Raises:
-        UserError: the codes are from a different codebook, do not form a square grid or are missing, or the features
+        UserError: the codes are missing, are from a different codebook or do not form a square grid; or the features
             are not finite.
     """
     size = ta_tok.net.config.codes
@@ -225,7 +224,7 @@ def _features(ta_tok: TATokModel, codes: Tensor) -> Tensor:
 
 
 def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
-    """Check that every image has codes and that all codes are from 0 to ``size`` - 1. ``owner``: the TA-Tok's name."""
+    """Check that every image has codes, and that all codes are from 0 to ``size`` - 1. ``owner``: the TA-Tok's name."""
     _check_entries(condition.codes)
     low = min(int(codes.min()) for codes in condition.codes)
     high = max(int(codes.max()) for codes in condition.codes)
@@ -244,8 +243,8 @@ def distinct(entries: Sequence[Hashable], device: torch.device) -> tuple[list[in
     """Find the distinct entries.
 
     Returns:
-        For each distinct entry, the index at which it first occurs in ``entries``. And for each of the B entries, its
-        index among the distinct entries, int64 [B], or None if all entries are distinct.
+        1. For each distinct entry, the index at which it first occurs in ``entries``.
+        2. For each of the B entries, its index among the distinct entries, int64 [B]; None if all entries are distinct.
     """
     distinct_entries = list(dict.fromkeys(entries))
     first_indices = [entries.index(entry) for entry in distinct_entries]
@@ -255,8 +254,8 @@ def distinct(entries: Sequence[Hashable], device: torch.device) -> tuple[list[in
 
 
 def pad_entries(entries: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Pad entries at the end to the length n of the longest one. Returns the padded entries, [B, n, ...], and their
-    lengths, int64 [B], or None if all lengths are equal.
+    """Pad entries at the end to the length n of the longest entry. Returns the padded entries, [B, n, ...], and the
+    lengths before padding, int64 [B]. The lengths are None if all are equal.
     """
     counts = [len(entry) for entry in entries]
     batch = torch.nn.utils.rnn.pad_sequence([entry.to(device) for entry in entries], batch_first=True)
@@ -284,11 +283,11 @@ def _check_entries(entries: tuple[Tensor, ...]) -> None:
 
 
 def _check_lengths(model: TokenModel, counts: list[int]) -> None:
-    """Check the numbers of condition rows of all images.
+    """Check how many condition rows each image has, the ``counts``.
 
     Raises:
-        UserError: a text has more tokens than the model reads. For a model with absolute positions also: the numbers
-            differ, or the model has too few positions.
+        UserError: a text has more tokens than the model reads; or the model has absolute positions, and either the
+            counts differ or the positions are too few.
     """
     c = model.net.config
     least = min(counts)
@@ -310,7 +309,7 @@ def _check_positions(model: TokenModel, rows: int) -> None:
     """Check that a model with absolute positions has enough of them for ``rows`` condition rows and the image.
 
     Raises:
-        UserError: it has too few positions.
+        UserError: the model has too few positions.
     """
     name = model.name
     positions = model.net.config.absolute

@@ -1,12 +1,12 @@
 """From the transformer's hidden rows to tokens: logits, guidance, and sampling with paired noise.
 
-:class:`TokenDraw` samples the tokens in a generation; it is the *draw* of ``engine.py``. Two plain functions do the
-work: :func:`guided_logits`, and then :func:`tokens_from_logits`. :func:`tokens_from_hidden` calls both, and may be
-recorded as a CUDA graph.
+:class:`TokenDraw` samples the tokens in a generation; it is the *draw* of ``engine.py``. Two functions do the work:
+first :func:`guided_logits`, then :func:`tokens_from_logits`. :func:`tokens_from_hidden` calls the two functions, and
+may be recorded as a CUDA graph.
 
-Shapes: B images of L cells (token positions), whose tokens are int64 [B, L + 1] because of one entry for padding; R
-batch rows, one for each image in each branch (see :class:`.PreparedCondition`); n cells of a pass; C channels of a
-hidden row; V values of a token.
+Shapes: B images of L cells; R batch rows, one for each image in each branch (see :class:`.PreparedCondition`); n cells
+of a pass; C channels of a hidden row; V values of a token. The tokens of the images are int64 [B, L + 1], because the
+last entry is for padding (see :class:`.TokenCanvas`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Guidance(NamedTuple):
 
 
 def guidance_at(sampling: TokenSampling, steps: Tensor) -> Guidance:
-    """The guidance of tokens at the given steps, int64 [...]. Steps are counted as the setting ``cfg_interval`` counts
-    them.
+    """The guidance of tokens at ``steps``, int64 [...]. The steps are counted like the ``cfg_step`` of a
+    :class:`.Pass`.
     """
     if sampling.cfg_interval == math.inf:
         return Guidance(sampling.uses_guidance)  # the same for all tokens
@@ -58,13 +58,13 @@ class DrawSetup(NamedTuple):
 
     sampling: TokenSampling
     images: int  # B
-    cell_noise: CellNoise  # random numbers of the draw's stream
-    fixed_tokens: Tensor | None = None  # tokens that an edit fixes, int64 [B, L + 1], else -1; None without an edit
+    cell_noise: CellNoise  # the random numbers from which the draw samples
+    fixed_tokens: Tensor | None = None  # int64 [B, L + 1], see TokenCanvas; None without an edit
     span: tuple[int, int] | None = None  # half-open range of the token values that are image codes; None: all values
     penalty: float = 1.0  # repetition penalty; at 1, there is no penalty
-    part_share: float = 0.0  # share of the branch that reads a part of the condition, see PreparedCondition
-    # Number of rows per image to which hidden rows are padded, so that every pass rounds in the same way; see one_shape
-    # in networks/llama.py. 0: no padding.
+    part_share: float = 0.0  # weight of the second branch, see PreparedCondition
+    # Number of rows per image to which hidden rows are padded; 0: no padding. With padding, every pass rounds in the
+    # same way; see one_shape in networks/llama.py.
     padded_to: int = 0
 
 
@@ -73,8 +73,8 @@ class TokenDraw:
 
     Args:
         canvas: the images.
-        guided_by_pass: for each pass, whether guidance is applied; only :meth:`__call__` reads it.
-        stream: name of the stream of random numbers.
+        guided_by_pass: for each pass, whether guidance is applied. Only :meth:`__call__` needs it.
+        stream: name of the stream of random numbers, see :class:`.TokenNoise`.
         span, penalty, part_share, padded_to: see :class:`DrawSetup`.
     """
 
@@ -112,7 +112,7 @@ class TokenDraw:
         return self.tokens(hidden, Guidance(self.guided_by_pass[k]), cells, self.canvas.values)
 
     def follow(self, schedule: Schedule) -> None:
-        """From now on, let :meth:`__call__` sample the passes of this schedule."""
+        """Let :meth:`__call__` sample the passes of ``schedule`` from now on."""
         self.guided_by_pass = guided_passes(self.canvas.sampling, schedule)
 
     def tokens(self, hidden: Tensor, guidance: Guidance, cells: Tensor, so_far: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class TokenDraw:
         return logits
 
     def for_images(self, images: np.ndarray) -> TokenDraw:
-        """The draw for some of this draw's images. ``images``: the indices of these A images, int64 [A]."""
+        """The draw for some of the B images. ``images``: the indices of these images, int64 [A]."""
         some = copy(self)
         some.noise = self.noise.of(images.tolist())
         cell_noise = some.noise.stream(self.stream, self.value_count, self.canvas.device)
@@ -159,23 +159,25 @@ def tokens_from_hidden(
     """Sample tokens, int64 [B, n], from the hidden rows that predict them. Also returns the two norms from
     :func:`guided_logits`.
 
-    The arguments are those of :func:`guided_logits` and :func:`tokens_from_logits`.
+    For the arguments see :func:`guided_logits` and :func:`tokens_from_logits`.
     """
     logits, largest, norm = guided_logits(net, setup, hidden, guidance)
     return tokens_from_logits(setup, logits, cells, so_far), largest, norm
 
 
 def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits after guidance, see :meth:`TokenDraw.logits`; and two norms, fp32 [] each, of the logits and of the hidden
-    rows. A norm is not finite if one of the values of its tensor is not.
+    """Apply guidance to the logits of ``hidden`` rows, [R, n, C].
+
+    Returns the logits, fp32 [B, n, V], the norm of these logits, and the norm of the hidden rows, fp32 [] each. If a
+    value is not finite, the norm of its tensor is not finite.
     """
-    # 1. The logits of all branches: the condition, a part of the condition if it has one, and the null condition if
-    #    there is guidance.
+    # 1. The logits of all branches. The first branch reads the condition. There may be a branch that reads a part of
+    #    the condition, and a branch that reads the null condition.
     cells = hidden.shape[1]
     padded = F.pad(hidden, (0, 0, 0, setup.padded_to - cells)) if setup.padded_to else hidden
     branches = net.logits(padded, setup.span)[:, :cells].split(setup.images)
 
-    # 2. The condition's logits, mixed with the logits of its part.
+    # 2. The logits of the condition, mixed with the logits of the part.
     mixed = branches[0]
     conditional_branches = 1
     if setup.part_share:
@@ -189,9 +191,9 @@ def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidan
         if guidance.per_token is not None:
             mixed = torch.where(guidance.per_token[..., None], mixed, cond)
 
-    # The norm of the logits is computed before top-k and top-p set logits to -inf on purpose. The norm of the hidden
-    # rows finds a further fault: if the squares of a row overflow, RMSNorm turns the row into zeros, and the logits are
-    # finite but wrong.
+    # The norm of the logits is computed here, because top-k and top-p later set logits to -inf on purpose. The norm of
+    # the hidden rows finds a further fault: if the squares of a row overflow, RMSNorm turns the row into zeros. The
+    # logits are then finite, but wrong.
     return mixed, torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float())
 
 
@@ -208,7 +210,7 @@ def tokens_from_logits(setup: DrawSetup, logits: Tensor, cells: Tensor, so_far: 
     if so_far is not None:
         logits = penalised(logits, used_before(so_far, cells, logits.shape[-1]), setup.penalty)
 
-    # 2. Temperature, top-k and top-p, and then the value with the largest sum of logit and Gumbel noise.
+    # 2. Apply temperature, top-k and top-p. Then take the value with the largest sum of logit and Gumbel noise.
     new = gumbel_max(logits, setup.sampling, setup.cell_noise, cells)
 
     # 3. In an edit, the fixed tokens replace the sampled tokens of their cells.
@@ -219,11 +221,10 @@ def tokens_from_logits(setup: DrawSetup, logits: Tensor, cells: Tensor, so_far: 
 
 
 def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
-    """For each of the cells, which of the ``values`` token values occur before it in raster order, bool
-    [B, n, values].
+    """For each cell of ``cells``, which token values occur before the cell in raster order, bool [B, n, values].
 
     Args:
-        tokens: the tokens of the images so far, int64 [B, L + 1]; guesses (``jacobi.py``) count too.
+        tokens: the tokens of the images so far, int64 [B, L + 1], including guesses (``jacobi.py``).
         cells: int64 [n], or [B, n] if the images have different cells.
         values: number of values of a token.
     """
@@ -239,11 +240,11 @@ def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Replace the logits, fp32 [..., V], of values that may not be sampled by -inf.
+    """Set the logits of values that may not be sampled to -inf. ``logits``: fp32 [..., V].
 
-    Top-k keeps the k largest logits, and all logits that are equal to the smallest of these k; 0 keeps all. Then top-p
-    (Holtzman et al. 2019) keeps the likeliest values, and no more of them than are needed for a total probability above
-    top_p; 1 keeps all.
+    Top-k keeps the k largest logits, and all logits that are equal to the smallest of these k. At 0, it keeps all.
+    Then top-p (Holtzman et al. 2019) keeps the likeliest values, as few as are needed for a total probability above
+    top_p. At 1, it keeps all.
     """
     values = logits.shape[-1]
     if 0 < top_k < values:
@@ -253,15 +254,15 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     if top_p < 1.0:
         ordered, index = logits.sort(dim=-1, descending=True)
         beyond = ordered.softmax(-1).cumsum(-1) > top_p
-        # Keep the value at which the sum crosses top_p.
+        # Keep the first value with which the sum is above top_p.
         beyond = torch.cat([torch.zeros_like(beyond[..., :1]), beyond[..., :-1]], dim=-1)
         logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, index, beyond), -torch.inf)
     return logits
 
 
 def tempered(logits: Tensor, sampling: TokenSampling) -> Tensor:
-    """The logits of the distribution from which tokens are sampled, fp32 [..., V]: after temperature, top-k, top-p and
-    ``entropy_temperature``. ``logits``: after guidance, fp32 [..., V].
+    """Apply temperature, top-k, top-p and ``entropy_temperature``. Returns the logits of the distribution from which
+    tokens are sampled, fp32 [..., V]. ``logits``: after guidance, fp32 [..., V].
 
     At temperature 0, the likeliest value has probability 1.
     """
@@ -274,14 +275,14 @@ def tempered(logits: Tensor, sampling: TokenSampling) -> Tensor:
     if sampling.entropy_temperature == 0:
         return scaled
 
-    # The entropy is computed over the values that may be sampled, without any temperature.
+    # The entropy is the entropy of the values that may be sampled, before any temperature.
     untempered = logits.masked_fill(scaled.isneginf(), -torch.inf)
     return scaled / entropy_factor(untempered, sampling.entropy_temperature)
 
 
 def entropy_factor(logits: Tensor, strength: float) -> Tensor:
     """The factor by which the temperature is multiplied, fp32 [..., 1]. It depends on H, the entropy in nats of the
-    distribution with these logits, fp32 [..., V].
+    token's distribution. ``logits``: the logits of this distribution, fp32 [..., V].
 
     Source: Ma et al. 2025, "Towards Better & Faster Autoregressive Image Generation: From the Perspective of Entropy"
     (NeurIPS 2025, arXiv 2510.09012), equation 2 with the constants for LlamaGen: 2.5 exp(-H / 3) + 0.6. This factor
@@ -290,10 +291,10 @@ def entropy_factor(logits: Tensor, strength: float) -> Tensor:
 
     Where the paper leaves a choice open, FastAR follows the published code: H is the entropy after guidance, top-k and
     top-p, but before the temperature. There is one difference. FastAR applies top-p after the temperature, as LlamaGen
-    does. At a temperature other than 1, top-p therefore keeps different values from the published code.
+    does. At a temperature other than 1, top-p may therefore not keep the same values as in the published code.
 
-    ``strength``: at 1, the result is the factor of the paper; at 0, it is 1 for every distribution; in between, it is
-    interpolated linearly. The strength is not in the paper.
+    ``strength``: at 1, the result is the factor of the paper; at 0, the result is 1 for every distribution. Between 0
+    and 1, the factor is interpolated linearly. The paper has no such strength.
     """
     entropy = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
 
@@ -313,9 +314,9 @@ def gumbel_max(logits: Tensor, sampling: TokenSampling, noise: CellNoise, cells:
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
     """Logits after the repetition penalty, fp32 [..., V].
 
-    Source: Keskar et al. 2019 (CTRL), as in Hugging Face transformers. If a value was sampled before, its logit is
-    divided by ``penalty`` if the logit is positive, and multiplied by ``penalty`` if it is negative. A ``penalty`` of 1
-    changes nothing.
+    Source: Keskar et al. 2019 (CTRL), as in Hugging Face transformers. For a value that was sampled before, a positive
+    logit is divided by ``penalty``, and a negative logit is multiplied by ``penalty``. A ``penalty`` of 1 changes
+    nothing.
 
     ``logits``: fp32 [..., V]; ``used``: which values were sampled before, bool [..., V].
     """

@@ -1,25 +1,25 @@
-"""Schedules of the samplers of discrete tokens: which cells each pass of the transformer decides, and which
-tokens the pass feeds.
+"""Schedules for the samplers of discrete tokens: which cells each pass of the transformer decides, and which tokens the
+pass feeds.
 
 A *cell* is one square of the token grid. Cells are numbered in raster order, and each cell holds one token. A pass
-feeds tokens to the transformer. Each fed token is a *fed row*, and its output may predict a cell. A token is fed at a
-*position*: the number of the cell whose position encoding it gets.
+feeds tokens to the transformer. Each fed token is a *fed row*, and the transformer's output for the row may predict a
+cell. A token is fed at a *position*: the cell whose position encoding the token gets.
 
-In a model that predicts the next token, the row at position c - 1 predicts cell c. If a sampler decides several rows of
-the grid at once, the token of cell c - 1 may not be decided yet. The pass then feeds the token of a different cell at
-this position, a *stand-in*. For example, ZipAR with window 1 on 3 x 3 cells::
+In a model that predicts the next token, the fed row at position c - 1 predicts cell c. If a sampler decides cells of
+several grid rows in one pass, the token of cell c - 1 may not be decided yet. The pass then feeds a *stand-in* at this
+position: the token of a different cell. For example, ZipAR with window 1 on 3 x 3 cells::
 
     cells     decided in pass     pass   decides   feeds the tokens of cells ... at positions ...
     0 1 2     0  1  2             0      0         none: the prefill, which reads the condition
     3 4 5     3  4  5             1-3    1, 2, 3   the cell before, at its own position
     6 7 8     4  5  6             4      4, 6      3 at 3, and 2 at 5: a stand-in for cell 5
                                   5      5, 7      4 at 4, and 6 at 6
-                                  6      8         5 at 5, in place of the stand-in, and 7 at 7
+                                  6      8         5 at 5, which replaces the stand-in, and 7 at 7
 
 The *place* of a token is its index in the order in which the model was trained to read tokens. A fed row attends to the
-tokens at all places up to its ``last_visible``. In a model that predicts the next token, the place of a token is the
-number of its cell; a PAR has its own order (``par.py``). The places also determine the slots of the KV cache, see
-``cache_slots.py``.
+tokens at all places up to its ``last_visible``. In a model that predicts the next token, the place is the number of the
+cell, counted in raster order. A PAR has its own order (``par.py``). The places also determine the slots of the KV
+cache, see ``cache_slots.py``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Row(NamedTuple):
 
     position: int  # a cell, or -1 for a transition token
     place: int  # place of the fed token in the sequence
-    last_visible: int  # last place that the row attends to; the same pass always feeds a row at that place
+    last_visible: int  # last place to which the row attends; the same pass always feeds a row at this place
     cell: int = 0  # the cell whose token is fed; unused for a transition token
-    transition_token: int = -1  # the number of the transition token, or -1 for the token of a cell
+    transition_token: int = -1  # the index of the transition token; -1 for the token of a cell
 
     @property
     def is_stand_in(self) -> bool:
@@ -53,19 +53,19 @@ class Pass:
     # For each of ``cells``, the index in ``rows`` of the row that predicts it; 0 in the prefill.
     predicted_by: tuple[int, ...]
     rows: tuple[Row, ...] = ()  # the rows that the pass feeds
-    cfg_step: int = -1  # guidance applies if this is at most the setting cfg_interval; see guidance_steps
+    cfg_step: int = -1  # guidance is on if cfg_step is at most the setting cfg_interval; see guidance_steps
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Passes that decide a whole grid, or in MuLo-SD a part of it."""
+    """Passes that decide all cells of a grid, or in MuLo-SD a part of the grid."""
 
     grid: int  # side of the grid in cells
     passes: tuple[Pass, ...]
     # Whether rows attend to places before a pass writes them. Only comparisons with ZipAR's published code set this.
     unwritten_visible: bool = False
-    # Number of cells, from the first in raster order, that are already decided and cached. If there are any, the first
-    # pass is empty.
+    # Number of cells at the start of the grid that are already decided and cached. If it is above 0, the first pass is
+    # empty.
     known: int = 0
 
 
@@ -74,17 +74,18 @@ def next_token_passes(
 ) -> tuple[Pass, ...]:
     """Passes of a model that predicts the next cell in raster order. Each pass decides one group of cells.
 
-    The row at position c - 1 predicts cell c. Until cell c - 1 is decided, a stand-in is fed at this position. The
-    stand-in is the nearest decided token in the grid row above or, if that grid row has none, the nearest decided token
-    of all. Every token is fed once after it is decided, and then replaces the stand-in at its position. If no cells are
-    known, the prefill predicts the first group, which contains cell 0.
+    The fed row at position c - 1 predicts cell c. Until cell c - 1 is decided, a stand-in is fed at this position. The
+    stand-in is the nearest decided token in the grid row above. If no cell of that grid row is decided, the stand-in is
+    the nearest decided token of the whole grid. Each pass feeds the tokens that the previous pass decided. These tokens
+    replace the stand-ins at their positions. If no cells are known, the prefill predicts the first group, which
+    contains cell 0.
 
     Args:
         groups: the cells of each group.
         grid: side of the grid.
         cfg_steps: the ``cfg_step`` of every group, see :class:`Pass`.
-        known: number of cells that are already decided. If there are any, an empty pass comes first.
-        fed_again: how many of the known cells, counted back from the last, the pass of the first group feeds once more.
+        known: number of cells that are already decided, see :class:`Schedule`.
+        fed_again: number of known cells, the last ones, that the pass of the first group feeds once more.
     """
     passes = []
     decided = set(range(known))
@@ -122,7 +123,7 @@ def _stand_in(position: int, decided: set[int], grid: int) -> int:
 
 @lru_cache(maxsize=4)
 def raster(grid: int) -> Schedule:
-    """One cell per pass in raster order, so ``grid`` * ``grid`` passes."""
+    """The schedule with one cell per pass in raster order: ``grid`` * ``grid`` passes."""
     cells = range(grid * grid)
     return Schedule(grid, next_token_passes([[c] for c in cells], grid, [c - 1 for c in cells]))
 
@@ -131,9 +132,9 @@ def guidance_steps(groups: Sequence[Sequence[int]], sequential_groups: int) -> l
     """The ``cfg_step`` of every group of cells, counted as in the published code.
 
     Group k of the first ``sequential_groups`` groups gets k - 1. After these groups, the count starts again from 0, and
-    it counts tokens instead of passes. Each later group gets the number of tokens that the later groups before it
-    decide. Guidance that has ended can therefore start again. For example, if ``sequential_groups`` is 2, groups of 1,
-    1, 4 and 4 cells get -1, 0, 0 and 4.
+    now counts tokens instead of passes: each group gets the number of tokens that were decided since the new start.
+    Guidance that has ended can therefore start again. For example, if ``sequential_groups`` is 2, groups of 1, 1, 4 and
+    4 cells get -1, 0, 0 and 4.
     """
     steps = []
     tokens_since_start = 0

@@ -1,4 +1,4 @@
-"""Settings of the samplers of discrete tokens; see ``samplers/settings.py`` for the metadata of a field."""
+"""Settings of the samplers of discrete tokens. ``samplers/settings.py`` explains the metadata of a field."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .schedule import Schedule, raster
 
 
 def top_p_knob(advanced: bool) -> Any:
-    """The setting *top_p*. ``advanced``: whether it is hidden among the advanced settings. It is not hidden in samplers
-    in which users try it first.
+    """The setting *top_p*. ``advanced``: whether *top_p* is hidden among the advanced settings; False for samplers in
+    which users try this setting first.
     """
     return knob(1.0,
         "Sample only from the likeliest values that together reach this probability; lower is cleaner and less "
@@ -35,7 +35,7 @@ def cfg_knob(
     """The setting *cfg*, the strength of guidance.
 
     Args:
-        usual: the usual values for the models of a sampler, in words.
+        usual: the usual values for the sampler's models, in words.
         more: what the help page adds to the tooltip.
     """
     return knob(None,
@@ -60,7 +60,7 @@ def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "the ima
     """The setting *parallel*, for Jacobi decoding (``jacobi.py``).
 
     Args:
-        what: what is guessed, a plural ("tokens").
+        what: what the sampler guesses, a plural ("tokens").
         usual: the usual value, in words.
         more: what the help page adds to the tooltip.
         same: a clause that says what the guesses do not change.
@@ -72,8 +72,8 @@ def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "the ima
 
 
 def entropy_temperature_knob(what: str) -> Any:
-    """The setting *entropy_temperature*, see :func:`.sampling.entropy_factor`. ``what``: what is sampled, "token" or
-    "code".
+    """The setting *entropy_temperature*, see :func:`.sampling.entropy_factor`. ``what``: what the sampler samples,
+    "token" or "code".
     """
     return knob(0.0,
         f"Raises the temperature where the model is certain of a {what}, and lowers the temperature where the model is "
@@ -87,7 +87,7 @@ def entropy_temperature_knob(what: str) -> Any:
             "al., arXiv 2510.09012) has no results for Tar.")
 
 
-# What the help page says of "parallel" in samplers in which it counts passes.
+# The help page's text on "parallel" for samplers in which this setting is a number of passes.
 PARALLEL_PASSES = (
     "In half precision, all values from 1 to the image's side in tokens give the same image, but 0 gives a "
     "different image, sampled from the same distribution."
@@ -97,8 +97,7 @@ USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
 
 
 def why_only_one_per_pass(report: Report) -> str:
-    """Why the run of a sampler that decides several tokens per pass was not faster, as a sentence; "" if it decided
-    several.
+    """A sentence that says why a run was not faster than one token per pass; "" if its passes decided several tokens.
     """
     per_pass = report.tokens_per_pass
     # If no token was decided, an edit fixed all of them.
@@ -128,13 +127,13 @@ class TokenSettings(Guarantees):
         "work. Usual: the number of tokens of the image or more, which keeps guidance to the end.",
         low=0, high=65536, step=1, full_size_value=4096, advanced=True)
 
-    # This is not a field. Inherited fields come first, and a saved workflow stores the values of widgets in the order
-    # of the fields. A new field here would shift the values after it. So every sampler declares the field itself, as
-    # its last one. The value here is for settings without the field.
+    # This is not a field, because a saved workflow stores the values of widgets in the order of the fields, and
+    # inherited fields come first. A new field here would shift all values after it. Every sampler therefore declares
+    # the field itself, as its last field. The value here is for settings without the field.
     entropy_temperature = 0.0
 
     def schedule(self, model: TokenModel) -> Schedule:
-        """The passes in which a sampler with these settings decides an image of a model.
+        """The passes in which a sampler with these settings decides the tokens of an image.
 
         Raises:
             UserError: the settings do not fit the model.
@@ -144,21 +143,20 @@ class TokenSettings(Guarantees):
 
 @dataclass(frozen=True)
 class TokenSampling:
-    """How the tokens of one model are sampled: the values of :class:`TokenSettings`, in which the model's published
-    values replace None; see :func:`.sampling_of`. With the defaults, tokens have the model's own distribution, without
-    guidance.
+    """How the tokens of one model are sampled: the values of :class:`TokenSettings`, but the model's published values
+    replace None; see :func:`.sampling_of`. The defaults sample from the model's own distribution, without guidance.
     """
 
     cfg: float = 1.0  # guidance scale; at 1, there is no guidance
     temperature: float = 1.0  # at 0, the sampler takes the likeliest value
     top_k: int = 0  # 0 allows all values
     top_p: float = 1.0  # 1 allows all values
-    cfg_interval: float = math.inf  # the last step with guidance; infinite: all steps
+    cfg_interval: float = math.inf  # the last step with guidance (see Pass.cfg_step); infinite: all steps
     entropy_temperature: float = 0.0  # at 0, all tokens have the same temperature
 
     @property
     def uses_guidance(self) -> bool:
-        """Whether guidance is applied. If so, the transformer also reads the null condition."""
+        """Whether guidance is on. The transformer then also reads the null condition."""
         return self.cfg > 1
 
 

@@ -5,7 +5,7 @@ In the second stage, these codes are the condition of a de-tokenizer, which gene
 Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned
 Representations" (arXiv 2506.18898). FastAR computes logits only for the token ids of codes, so it generates exactly the
 requested number of codes. The published program generates text instead, parses the codes from the text, and truncates
-or pads them. This stage has no guidance.
+or pads the codes. The first stage has no guidance.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class TarPromptSettings(Settings):
 
 
 class TarPrompted(NamedTuple):
-    """Result of the sampler: codes, int64 [B, n]; the report; and the codes as the condition of a de-tokenizer."""
+    """Result of :func:`tar_prompt`: n codes of each of B images, int64 [B, n]; the report; and the same codes as the
+    condition of a de-tokenizer.
+    """
 
     codes: Tensor
     report: Report
@@ -83,22 +85,22 @@ class TarPrompted(NamedTuple):
 def tar_prompt(
     model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: TokenNoise
 ) -> Generator[Step, None, TarPrompted]:
-    """Generate the semantic codes of images, one image per prompt. The model reads equal prompts once, but samples
-    different codes for each of their images.
+    """Generate the semantic codes of images, one image per prompt. The model reads identical prompts once, but samples
+    different codes for each image.
 
-    Repetition penalty, temperature, top-k, top-p and the factor of ``entropy_temperature`` are applied in this order.
+    The sampler applies repetition penalty, temperature, top-k, top-p and ``entropy_temperature`` in this order.
 
     Args:
         model: the language model with its metadata.
         prompts: B texts as the user typed them; :meth:`TarModel.prompt` adds the template.
         settings: see :class:`TarPromptSettings`.
-        noise: noise of B images; code i is sampled with the noise of cell i in the stream "code".
+        noise: the noise of B images. Code i is sampled with the noise of cell i in the stream "code".
 
     Yields :class:`Step` as :func:`.decode_schedule` does; returns :class:`TarPrompted`.
 
     Raises:
-        UserError: no prompt, an invalid prompt, a number of codes that the model does not have, noise for a different
-            number of images, or logits that are not finite.
+        UserError: there is no prompt; a prompt is not valid; the model does not have the requested number of codes; the
+            noise is for a different number of images; or the logits are not finite.
     """
     if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
         raise UserError("text: there is no prompt; give at least one prompt.")
@@ -107,7 +109,7 @@ def tar_prompt(
             f"text: it asks for {len(prompts)} images, but the noise is for {len(noise)}; make both numbers equal."
         )
 
-    # 1. The token ids of every distinct prompt, in the template for the requested number of codes.
+    # 1. The token ids of each distinct prompt, in the template for the requested number of codes.
     clock = Clock(model.device)
     scale = DETAILS.index(settings.detail)
     device = model.net.compute_device
@@ -115,7 +117,7 @@ def tar_prompt(
     texts = [torch.tensor(model.prompt(prompts[i], scale)) for i in first_indices]
     condition = PreparedCondition(*pad_entries(texts, device), prompt_of_image)
 
-    # 2. The codes. They are tokens of the language model, in the range ``span`` of its vocabulary.
+    # 2. The codes. In the language model, a code is a token whose id is in the range ``model.span``.
     penalty = settings.repetition_penalty
     if penalty is None:
         penalty = model.repetition_penalty
@@ -142,6 +144,7 @@ def tar_prompt(
     )
 
     # 3. The condition. It is on the host, because the de-tokenizer may need the memory of the device. If the model is
-    #    on the host too, cpu() copies nothing; clone() then keeps the condition independent of the result's codes.
+    #    on the host too, cpu() does not copy the codes. The condition must not share memory with the result's codes, so
+    #    clone() copies them.
     codes = codes.flatten(1)
     return TarPrompted(codes, report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.special.codes))

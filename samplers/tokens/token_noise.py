@@ -1,9 +1,9 @@
-"""Paired noise for discrete tokens: one random number for every seed, image, stream, cell (token position) and token
-value.
+"""Paired noise for discrete tokens: one random number for each seed, image, stream, cell and token value.
 
 The noise is for the Gumbel-max trick (Gumbel 1954): add Gumbel noise to the log-probabilities of all values, and the
-value with the largest sum is a sample of the distribution. Two samplers that share the noise sample the same token
-where their probabilities are equal, and usually where their probabilities are close.
+value with the largest sum is a sample from the distribution. If two samplers use the same noise, they sample the same
+token where their probabilities are equal, and usually also where the probabilities are close. A *stream* is a named
+set of random numbers.
 
 Each number is computed from a counter (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Any cell can
 therefore be sampled at any time and on any device, without a table of numbers and without waiting for the host.
@@ -25,7 +25,7 @@ class TokenNoise:
     ``images``: for each of the B images, its index in the whole batch.
 
     A derived class may take its numbers from elsewhere. It then overrides :meth:`of` and :meth:`stream`. Its ``stream``
-    returns an object with the method ``gumbel`` of :class:`CellNoise`.
+    must return an object with the method ``gumbel`` of :class:`CellNoise`.
     """
 
     seed: int | None = None  # None in a derived class that takes its numbers from elsewhere
@@ -51,7 +51,7 @@ class TokenNoise:
     def stream(self, name: str, values: int, device: torch.device) -> CellNoise:
         """The noise of the stream ``name`` for tokens with ``values`` possible values, on a device.
 
-        The result is kept, so the host computes its keys only once.
+        The object stores the result, so the host computes the keys of a stream only once.
         """
         key = (name, values, device)
 

@@ -1,13 +1,13 @@
-"""ZipAR: a row of tokens starts when the row above is a *window* of tokens ahead, so several rows are decoded in
-parallel.
+"""ZipAR: a row of tokens starts when the first s tokens of the row above are decided; s is the *window*. One pass can
+therefore decide tokens of several rows.
 
 Source: He et al. 2025, "ZipAR: Parallel Autoregressive Image Generation through Spatial Locality" (ICML 2025, arXiv
 2412.04062). In raster order, the transformer predicts the first token of a row from the last token of the row above. In
-ZipAR, that last token is not decided yet. The transformer then gets a decided token near it instead, as in the
-published code; see :func:`next_token_passes`.
+ZipAR, that last token is not decided yet. As in the published code, the transformer then gets a nearby decided token
+instead; see :func:`next_token_passes`.
 
-FastAR does not implement the paper's adaptive window. Its constants are not in the published code, and the images of a
-batch would start their rows at different times.
+FastAR does not implement the paper's adaptive window. The constants of that window are not in the published code, and
+the images of a batch would start their rows in different passes.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from .token_noise import TokenNoise
 
 
 def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
-    """The cells (numbers of tokens in raster order) that each pass decides, in the first ``rows`` rows of ``grid``
-    cells: the first row cell by cell, and then one cell of every active row.
+    """The cells that each pass decides in the first ``rows`` rows of a grid with side ``grid``. The passes first decide
+    row 0 cell by cell. After that, each pass decides one cell of every active row.
 
-    For r > 0, row r + 1 becomes active when ``window`` cells of row r are decided (the paper's s). For a grid of side
-    G, all G rows take G + (G - 2) s + G passes. ``window`` is from 1 to ``grid`` - 1.
+    Row 1 becomes active when row 0 is complete. For r > 0, row r + 1 becomes active when ``window`` cells of row r are
+    decided. On a grid of side G, all G rows take G + (G - 2) s + G passes, where s is the window. ``window`` is
+    from 1 to ``grid`` - 1.
     """
     groups = []
     filled = [0] * rows  # number of decided cells of every row
@@ -53,7 +54,6 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
         for row in list(active):
             filled[row] += 1
 
-            # The second row starts only when the first one is complete.
             needed = window if row else grid
             if filled[row] == needed and row + 1 < rows:
                 active.append(row + 1)
@@ -65,11 +65,11 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
 
 @lru_cache(maxsize=16)
 def zipar_schedule(grid: int, window: int) -> Schedule:
-    """The schedule for a window, for a grid of side ``grid``. If the window is as long as a row or longer, it is raster
-    order.
+    """The schedule of ZipAR for a grid of side ``grid``. If the window is as long as a row or longer, the cells are
+    decided in raster order.
 
-    The transformer does not attend to undecided cells. In the published code, it attends to them as blanks, which takes
-    attention from the decided cells (:attr:`Schedule.unwritten_visible`).
+    The transformer does not attend to undecided cells. In the published code, it attends to undecided cells as blanks
+    (:attr:`Schedule.unwritten_visible`). The blanks take attention from the decided cells.
     """
     if window >= grid:
         return raster(grid)
@@ -107,7 +107,10 @@ class ZipARSettings(TokenSettings):
 
 
 def check(model: TokenModel, settings: ZipARSettings) -> None:
-    """Raise the UserError that the sampler would raise, before anything is loaded or computed."""
+    """Check that ZipAR can run a model with these settings, before anything is loaded or computed.
+
+    Raises the errors of :func:`.check_raster`.
+    """
     check_raster("ZipAR", model, settings)
 
 
@@ -120,7 +123,7 @@ def zipar(
 ) -> Sampler:
     """Generate images with ZipAR. If the window is as long as a row or longer, the tokens are identical to LlamaGen's.
 
-    The arguments, steps and errors are those of :func:`.llamagen`, but the settings are :class:`ZipARSettings`.
+    The arguments, steps and errors are the same as for :func:`.llamagen`, but the settings are :class:`ZipARSettings`.
     """
     check(model, settings)
     return decode_settings("zipar", model, condition, settings, noise, edit)

@@ -149,7 +149,7 @@ def cspd(
 
 def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
     """A remark if the draft model must start its diffusion at the target's timestep although the draft model's file
-    has a lower one; else "".
+    names a lower timestep; else "".
     """
     draft_timestep = draft.first_timestep(canvas.settings.diffusion_steps)
     if canvas.settings.t_max is not None or draft_timestep >= canvas.first_timestep:

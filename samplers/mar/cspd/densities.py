@@ -1,10 +1,10 @@
 """How CSpD accepts, rejects and resamples tokens in its modes ``paper`` and ``published``.
 
 Source: Wang et al. 2024 (arXiv 2411.11925), sections 3.2 and 3.3. p(x) is the density of a token x under the target,
-and q(x) is its density under the draft model. Each model has its own diffusion path, the states from noise to a token.
-The density is the Gaussian of the path's last diffusion step, with a mean and a std for every channel. Sigma (equation
-4) is the product of sigma_q / sigma_p, the ratio of the two models' stds, over all other diffusion steps and all
-channels.
+and q(x) is its density under the draft model. Each model samples a token on a diffusion *path*: the states from noise
+to the token. The model's density is the Gaussian of its path's last diffusion step, with a mean and a std for every
+channel. Sigma (equation 4) is a product of ratios sigma_q / sigma_p, in which sigma_q is the draft model's std and
+sigma_p is the target's. Sigma has such a factor for each channel of each diffusion step except the last.
 
 1. A draft x is accepted with probability min(1, r(x)), where r(x) = Sigma p(x) / q(x) (equation 5).
 2. A sample of max(0, Sigma p - q), normalised, replaces a rejected draft (equation 6). To get this sample, CSpD samples
@@ -119,8 +119,8 @@ def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule)
 class VerifiedTokens(NamedTuple):
     """N tokens whose drafts have been verified. ``values`` is on the device, all other fields are on the host."""
 
-    # For each token, the accepted draft or proposal; zeros if the draft and all proposals were rejected. fp32
-    # [N, channels].
+    # For each token, the accepted draft or proposal, fp32 [N, channels]; zeros if the draft and all proposals were
+    # rejected.
     values: Tensor
     accepted: Tensor  # bool [N], whether the draft was accepted
     proposals: Tensor  # int64 [N], number of proposals up to the accepted one; 0 if the draft was accepted

@@ -54,8 +54,8 @@ class Paths(NamedTuple):
     def last_step(self) -> LastStep:
         """What the ratio r needs from the paths, see ``densities.py``."""
         mean, log_std = self.kernel
-        # At temperature 0, the published code divides 0 by 0. Here the stds become tiny instead. The target then rejects
-        # every draft that differs from its own mean, and takes this mean instead.
+        # At temperature 0, the published code divides 0 by 0. Here the stds become tiny instead, so the target rejects
+        # every draft that differs from the target's mean, and the mean becomes the token.
         log_temperature = math.log(max(self.temperature, 1e-6))
         return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
 
@@ -111,8 +111,8 @@ def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool
 
 
 class MARDrafter:
-    """Drafts tokens of the images that the target generates. The draft model reads the tokens that the target has
-    decided. It has the target's number of diffusion steps, and the caller gives it the noise.
+    """Drafts tokens of the images that the target generates. The draft model reads the target's decided tokens, and
+    uses the target's noise and diffusion steps.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 The draft model samples the tokens of several AR steps. Each token has a diffusion *path*: its states from noise to the
 token. One pass of the target's transformer computes z, the conditions of the target's diffusion head, for all these AR
 steps. The z of an AR step depends on the drafts of the AR steps before it. (A transformer with caches needs a pass for
-each AR step.) One call of the target's head then evaluates all states of the drafted paths.
+each AR step.) The target's head then evaluates all states of the drafted paths in one batch.
 
 The target accepts a path up to its first rejected diffusion step. For this step, a coupling of the two models'
 Gaussians (``coupling.py``) gives a new state, and from there the target samples the rest of the path. So every token is
@@ -102,8 +102,8 @@ class VerifiedPaths(NamedTuple):
     step has n rows for each of B images.
     """
 
-    # The paths of all AR steps that one pass verified. These AR steps share the object, but :meth:`samples` finishes only
-    # the rows of its own AR step.
+    # The paths of all AR steps that one pass verified. These AR steps share this object, but each AR step finishes only
+    # its own rows.
     speculation: Speculation
     rows: np.ndarray  # indices of this AR step's rows in ``speculation``, int64 [B n]
     accepted_steps: np.ndarray  # number of accepted diffusion steps of each row, int64 [B n]

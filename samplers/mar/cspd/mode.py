@@ -56,7 +56,9 @@ class Mode(ABC):
 
     @abstractmethod
     def segment(self, first: int) -> Iterator[Verdict]:
-        """Draft and verify AR steps from ``first`` on. Yields a verdict for every AR step that is decided."""
+        """Draft and verify AR steps from ``first`` on. Yields one verdict for every AR step of the segment that it
+        decides.
+        """
 
     def target_batches(self, ar_steps: range) -> Iterator[TargetBatch]:
         """Yield a batch for every pass of the target's transformer over ``ar_steps``. The transformer reads all drafts

@@ -79,8 +79,9 @@ class Paper(Mode):
         """Decide the AR steps from ``first`` up to the first AR step at which an image takes the target's own tokens or
         rejects a draft.
         """
-        # 1. Draft the AR steps before ``last``: the first AR step at which any image takes the target's own tokens, but
-        # at most the last AR step of the images. Draft ``last`` too, unless all images take the target's own tokens.
+        # 1. Draft the AR steps before ``last``: the first AR step at which any image takes the target's own tokens, or
+        # the last AR step of the run if that is earlier. Draft ``last`` too, unless all images take the target's own
+        # tokens there.
         last = min(int(self.takes_own_at.min()), self.canvas.order.steps - 1)
         needs_draft = self.takes_own_at > last
         stop = last + int(needs_draft.any())

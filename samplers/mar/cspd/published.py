@@ -44,8 +44,8 @@ class Published(Mode):
 
     def segment(self, first: int) -> Iterator[Verdict]:
         """Draft and verify the AR steps from ``first`` up to and including the next AR step whose index is a multiple
-        of gamma, or else up to the last AR step of the images. If the index ``first`` is itself a multiple of gamma,
-        the segment has only this AR step.
+        of gamma, or up to the last AR step of the run if that is earlier. If the index ``first`` is itself a multiple
+        of gamma, the segment has only this AR step.
 
         Every verdict except the last marks the drafts of one AR step as decided. The last verdict decides all tokens of
         the segment.

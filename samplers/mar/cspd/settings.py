@@ -10,7 +10,7 @@ from ....reports.record import Report
 from ...settings import knob
 from ..settings import MARBase, steps_at_once
 
-# Each field has first its default and its tooltip, then its range.
+# Each call of ``knob`` has the default and the tooltip first, then the range.
 # fmt: off
 
 
@@ -56,8 +56,8 @@ class CSpDSettings(MARBase):
 
     @property
     def ar_steps_per_pass(self) -> int:
-        # In mode published, one pass of the target verifies all drafts of a segment. For all of them, the pass reads the
-        # same tokens: those decided before the segment. So the pass has the batch rows of only one AR step.
+        # In mode published, one pass of the target verifies all drafts of a segment. This pass reads only the tokens
+        # decided before the segment, so it has the batch rows of only one AR step.
         return 1 if self.mode == "published" else self.ar_steps_per_head_call
 
     def streams(self) -> dict[str, int]:

@@ -26,8 +26,8 @@ after a rejection costs no additional pass.
 
 The paper does not say how the images of a batch advance. Here each image has its *own pace* (``pace.py``), so its
 tokens do not depend on its batch. An image with a rejected token waits until all unfinished images need a full
-diffusion, because it takes the same number of sequential head calls for one image as for all images. In the first
-``lookahead_start`` AR steps, the sampler works like plain MAR, without drafts.
+diffusion: a full diffusion takes the same number of sequential head calls for one image as for all images. In the
+first ``lookahead_start`` AR steps, the sampler works like plain MAR, without drafts.
 
 ``pace.py`` decides which images go on. ``drafts.py`` holds z and the drafts, and verifies the drafts. ``refinement.py``
 refines accepted drafts.

@@ -108,7 +108,7 @@ class TokenDrafts:
         z = z_by_column[image, tokens.column].float()
         cosine = F.cosine_similarity(self.conditions[tokens.index], z, dim=-1)
         self._similarities.append(cosine)
-        accepted = (cosine >= self.threshold).cpu()  # the only place where the host waits for the device
+        accepted = (cosine >= self.threshold).cpu()  # in an AR step, the host waits for the device only here
 
         self.accepted[verified] = accepted
         self.outcome[verified] = torch.where(accepted, ACCEPTED, REDONE).to(torch.uint8)

@@ -89,8 +89,8 @@ def next_decision(pace: Pace, accepted: Tensor, together: bool) -> Decision:
     """Decide which images go on after a pass.
 
     An image is *ready* if every token of its present AR step has an accepted draft. Ready images go on at once, in few
-    head calls, and all others wait. If no image is ready, all unfinished images go on with a full diffusion. It takes
-    the same number of sequential head calls for one image as for all images.
+    head calls, and all other images wait. If no image is ready, all unfinished images go on together, because a full
+    diffusion takes the same number of sequential head calls for one image as for all images.
 
     Args:
         pace: the AR step of each image.

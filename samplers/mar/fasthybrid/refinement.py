@@ -60,7 +60,7 @@ class Guided(Refinement):
     draft with added noise.
     """
 
-    # The std of the noise that is added to the draft before the first of the S steps; None: they start from noise alone.
+    # Std of the noise that is added to the draft before the S steps; None if these steps start from noise alone.
     sigma: Tensor | None = None
 
     def __init__(self, canvas: MARCanvas):
@@ -153,8 +153,8 @@ def last_step_with_full_weight(weights: Sequence[float]) -> int | None:
     """The index of the last step with gamma 1; None if no step has gamma 1. ``weights``: gamma of each step.
 
     A step with gamma 1 gives x' + sigma noise whatever the head predicts. So this step and all steps before it need not
-    run. In most schedules, only the first of all steps has gamma 1. In the schedule linear-up, it is the last of all
-    steps. Then no step is run, and the result is the draft, because the last step adds no noise. If T_g is 1, the only
-    step has gamma 1 in all schedules except none, so the result is the draft too.
+    run. In most schedules, only the first of all steps has gamma 1. In the schedule linear-up, only the last of all
+    steps has gamma 1. Then no step is run, and the result is the draft, because the last step adds no noise. If T_g is
+    1, the only step has gamma 1 in all schedules except none, so the result is the draft too.
     """
     return max((k for k, weight in enumerate(weights) if weight == 1), default=None)

@@ -10,7 +10,7 @@ from ....reports.record import Report
 from ...settings import knob
 from ..settings import DiSASettings
 
-# Each field has first its default and its tooltip, then its range.
+# Each call of ``knob`` has the default and the tooltip first, then the range.
 # fmt: off
 
 

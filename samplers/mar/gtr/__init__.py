@@ -1,19 +1,20 @@
-"""GtR: the tokens on one colour of a checkerboard are decided in many AR steps, and the other tokens in one or two.
+"""GtR decides the tokens on one colour of a checkerboard in many AR steps, and then the other tokens in one or two.
 
 Source: Yan et al., "Generation then Reconstruction: Accelerating Masked Autoregressive Models via Two-Stage Sampling"
-(ICLR 2026, arXiv 2510.17171). The authors published no code; docs/papers.md names our choices where the paper leaves
+(ICLR 2026, arXiv 2510.17171). The authors published no code. docs/papers.md names our choices where the paper leaves
 something open.
 
-1. *order and sizes*: a cell is the place of a token in the image. The cells whose row + column is even are the
-   *structure*, 128 of 256 tokens. GtR divides the structure into three stages of 32, 32 and 64 tokens, and decides them
-   in 12, 3 and 1 AR steps. An AR step of these stages decides 2.67, 10.67 and 64 tokens on average. The last stage, the
+1. *order and sizes*: the tokens in cells with an even sum of row and column are the *structure*, for example 128 of 256
+   tokens. GtR divides these 128 tokens into three stages of 32, 32 and 64 tokens, and decides the stages in 12, 3 and 1
+   AR steps. So an AR step of these stages decides 2.67, 10.67 and 64 tokens on average. The last stage, the
    *reconstruction*, decides the other 128 tokens in one or two AR steps. ``stages.py`` has the stages, and
    ``settings.py`` makes the plan from them.
-2. *diffusion steps*: their number falls from one AR step of the structure to the next. The reconstruction takes the
-   smallest number.
-3. *frequency-weighted token selection* (FTS): in each AR step, the tokens with most detail take the first AR step's
-   number of diffusion steps. The other tokens take the AR step's own number. Detail is estimated from the condition z,
-   the transformer's output for a token: more energy, above all in high frequencies, means more detail.
+2. *diffusion steps*: from one AR step of the structure to the next, the number of diffusion steps falls. The
+   reconstruction takes the smallest number.
+3. *frequency-weighted token selection* (FTS): in each AR step, the tokens with the most detail take as many diffusion
+   steps as the first AR step. The other tokens take the AR step's own number of diffusion steps. GtR estimates the
+   detail of a token from its condition z, the transformer's output for the token: more energy means more detail,
+   above all energy in high frequencies.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def gtr(
     """Generate images with GtR; see :func:`samplers.mar.mar.mar` for arguments and errors.
 
     If ``reconstruction_steps`` is 0 and the number of diffusion steps does not fall, the images are bit-identical to
-    MAR's.
+    the images of MAR.
     """
     canvas = mar_canvas("gtr", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
@@ -63,12 +64,12 @@ def gtr(
 
 
 class FrequencyWeighted(Diffusion):
-    """Samples the tokens of an AR step as :class:`Diffusion` does, but the tokens with most detail take the first AR
-    step's number of diffusion steps.
+    """Samples the tokens of an AR step like :class:`Diffusion`, but the tokens with the most detail take as many
+    diffusion steps as the first AR step.
 
     Args:
         canvas, head, tables: see :class:`Diffusion`.
-        share: share of an AR step's tokens, 0 to 1, that count as tokens with most detail.
+        share: the share of an AR step's tokens that count as the tokens with the most detail, 0 to 1.
     """
 
     def __init__(self, canvas: MARCanvas, head: HeadEvaluation, tables: Sequence[StepTable], share: float):
@@ -76,7 +77,7 @@ class FrequencyWeighted(Diffusion):
         self.share = share
 
     def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
-        """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
+        """Sample the tokens at ``positions``, int64 [B, n]; see :meth:`Diffusion.__call__`."""
         canvas = self.canvas
         longest = self.tables[0]
         table_of_step = self.tables[step]
@@ -84,10 +85,12 @@ class FrequencyWeighted(Diffusion):
         if not count or table_of_step is longest:
             return super().__call__(step, positions, z)
 
-        # 1. The columns of ``positions`` in each image, the token with most energy first.
+        # 1. The columns of ``positions`` in each image, the token with the most energy first. z[0] is the branch with
+        # the class or prompt.
         columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
 
-        # 2. A batch of the tokens with most detail, and a batch of all other tokens, with fewer diffusion steps.
+        # 2. A batch of the tokens with the most detail, and a batch of all other tokens. The second batch has fewer
+        # diffusion steps.
         detailed = Tokens.in_columns(columns[:, :count], positions)
         others = Tokens.in_columns(columns[:, count:], positions)
         batch_of_detailed = canvas.batch(longest, detailed, z, self.noise)
@@ -102,7 +105,7 @@ class FrequencyWeighted(Diffusion):
 
 
 def high_frequency_energy(z: Tensor) -> Tensor:
-    """Energy of conditions z [..., D], weighted so that high frequencies count more: fp32 [...].
+    """Energy of conditions z [..., D], fp32 [...]. High frequencies count more.
 
     The energy is sum_n (1 + n / (D / 2)) |F_n|^2, where F_n for n = 0 .. D / 2 is the discrete Fourier transform of z
     along its D channels.

@@ -1,5 +1,6 @@
-"""Settings of GtR, and the plan that they make: the order of the tokens, and how many tokens each AR step decides.
-``__init__.py`` describes the method; ``samplers/settings.py`` explains the arguments of a field.
+"""Settings of GtR and the plan that they produce: the order of the tokens, and how many tokens each AR step decides.
+
+``__init__.py`` describes the method, and ``samplers/settings.py`` explains the arguments of ``knob``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ...settings import knob
 from ..settings import DiSASettings
 from .stages import PAPER, QUARTERS, in_stages, staged_after, stages_of_cells
 
-# In each field: first the default and the tooltip, then the range.
+# In each call of ``knob``: first the default and the tooltip, then the range.
 # fmt: off
 
 
@@ -24,8 +25,8 @@ from .stages import PAPER, QUARTERS, in_stages, staged_after, stages_of_cells
 class GtRSettings(DiSASettings):
     """Settings of GtR.
 
-    The first AR step and the tokens with most detail take ``diffusion_steps`` diffusion steps; the reconstruction
-    takes ``diffusion_steps_end``.
+    The first AR step, and in each AR step the tokens with the most detail, take ``diffusion_steps`` diffusion steps.
+    The other tokens of the reconstruction take ``diffusion_steps_end``.
     """
 
     fewest_steps: ClassVar[int] = 4
@@ -72,15 +73,15 @@ class GtRSettings(DiSASettings):
         """Number of AR steps of each stage, the reconstruction last.
 
         Raises:
-            UserError: the reconstruction leaves fewer than one AR step for each other stage.
+            UserError: the reconstruction leaves less than one AR step for each of the other stages.
         """
         last = self.reconstruction_steps
         before = self.steps - last
         fewest = self.stage_count - 1
         if before < fewest:
             raise UserError(
-                f"reconstruction_steps: {last} is too many for {self.steps} AR steps, because the first half of the tokens "
-                f"needs at least {fewest} of them; set steps to at least {last + fewest}, or reduce "
+                f"reconstruction_steps: {last} is too many for {self.steps} AR steps, because the first half of the "
+                f"tokens needs at least {fewest} of them; set steps to at least {last + fewest}, or reduce "
                 "reconstruction_steps."
             )
 
@@ -93,16 +94,16 @@ class GtRSettings(DiSASettings):
         return first, second, before - first - second, last
 
     def _share_of(self, steps: int, at_most: int) -> int:
-        """The share ``first_share`` of AR steps, rounded, from 1 to ``at_most``."""
+        """``first_share`` of ``steps`` AR steps, rounded, at least 1 and at most ``at_most``."""
         return min(max(1, round(self.first_share * steps)), at_most)
 
     def stage_sizes(self, grid: int, regenerated: Tensor | None = None) -> tuple[int, ...]:
         """Number of tokens of each stage, the reconstruction last.
 
-        ``grid``: tokens along one side of the image; ``regenerated``: see :meth:`MARBase.masked_after_steps`.
+        ``grid``: number of tokens along one side of the image; ``regenerated``: see :meth:`MARBase.masked_after_steps`.
 
         Raises:
-            UserError: in an edit, a stage has different numbers of tokens in different images.
+            UserError: in an edit, a stage does not have the same number of tokens in every image.
         """
         stages = stages_of_cells(grid, self.stages)
         if regenerated is None:
@@ -126,11 +127,12 @@ class GtRSettings(DiSASettings):
 
     def masked_after_steps(self, tokens: int, regenerated: Tensor | None = None) -> list[int]:
         """See :meth:`MARBase.masked_after_steps`. In an edit, a stage with fewer tokens than AR steps decides one token
-        per step.
+        per AR step.
 
         Raises:
-            UserError: more AR steps than tokens, in a whole image or in one of its stages; too few AR steps for the
-                stages; an edit in which a stage has different numbers of tokens in different images.
+            UserError: without an edit, there are more AR steps than tokens in the image or in a stage; there are too
+                few AR steps for the stages; or, in an edit, a stage does not have the same number of tokens in every
+                image.
         """
         if not self.reconstruction_steps:
             return super().masked_after_steps(tokens, regenerated)
@@ -160,8 +162,8 @@ class GtRSettings(DiSASettings):
             )
 
     def reconstruction(self, tokens: int, regenerated: Tensor | None = None) -> int:
-        """Number of AR steps of the reconstruction; arguments as for :meth:`masked_after_steps`. An edit with fewer
-        tokens to reconstruct than ``reconstruction_steps`` takes one AR step for each of these tokens.
+        """Number of AR steps of the reconstruction; arguments as for :meth:`masked_after_steps`. If an edit has fewer
+        tokens to reconstruct than ``reconstruction_steps``, each of these tokens takes one AR step.
         """
         if not self.reconstruction_steps:
             return 0

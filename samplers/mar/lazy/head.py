@@ -1,10 +1,10 @@
-"""LazyMAR's cache of the diffusion head: what one diffusion step reuses from earlier steps.
+"""LazyMAR's cache of the diffusion head: what a diffusion step reuses from earlier diffusion steps.
 
 Source: the published code of Yan et al. 2025, "LazyMAR" (ICCV 2025, arXiv 2503.12450). The paper's speed-ups include
 this cache, but the paper does not describe it.
 
-Shapes: N tokens of c channels, w head width, P branches of guidance. P is 2 with guidance (the conditional branch, then
-the null branch, which does not read the class or prompt) and 1 without guidance.
+Shapes: N tokens of c channels, w head width, P branches. P is 2 with guidance: first the conditional branch, then the
+null branch, which does not read the class or prompt. P is 1 without guidance. In this file, a step is a diffusion step.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ...chain import ChainHead, DiffusionBatch, StepInputs, StepResult, advance
 from ..diffusion import HeadEvaluation
 from .settings import CacheSettings, head_period
 
-# The middle blocks of the head. The cache holds one sum of what they add to the head's features. All other blocks,
-# block 0 and the blocks from 5 on, are *outer* blocks. The cache holds the output of each outer block's MLP.
+# Blocks 1 to 4 are the *middle* blocks of the head. The cache holds the sum of what they add to the head's features.
+# Block 0 and the blocks from 5 on are the *outer* blocks. The cache holds the output of each outer block's MLP.
 MIDDLE = range(1, 5)
 
 
@@ -39,19 +39,19 @@ class StepKind(Enum):
 
 
 class HeadSchedule(NamedTuple):
-    """How the head is evaluated at each diffusion step. Step 0 has the highest timestep."""
+    """What the head computes at each diffusion step. Step 0 has the highest timestep."""
 
     kinds: list[StepKind]  # one for each step
-    steps_of_kind: dict[StepKind, Tensor]  # numbers of the steps of each kind, int64 on the device
+    steps_of_kind: dict[StepKind, Tensor]  # indices of the steps of each kind, int64 on the device
     uses_cache: bool  # whether any step reuses something
 
 
 def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule:
     """The kind of each of ``steps`` diffusion steps, see :class:`CachedHead`.
 
-    The first step is full, and so is every step after which a multiple of ``period`` steps is left, for example 0. Of
-    the other steps, those with more than 0.9 ``steps`` left are edge steps, and the rest are reused steps. The kinds of
-    the first of 30 steps with a period of 5, F for full, E for edge and R for reused::
+    The first step is full. A step is also full if the number of steps left after it is 0 or another multiple of
+    ``period``. Any other step is an edge step if more than 90 % of all steps are left after it, and otherwise reused.
+    For example, these are the first 11 of 30 steps with a period of 5 (F for full, E for edge, R for reused)::
 
         step   0  1  2  3  4  5  6  7  8  9  10 ...
         left   29 28 27 26 25 24 23 22 21 20 19 ...
@@ -77,18 +77,18 @@ def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule
 class CachedHead:
     """The diffusion head with LazyMAR's cache, for :func:`...chain.run_chain`.
 
-    What a step of each kind computes, and what it reuses from the most recent step that computed it ("kept"):
+    A step computes a part of the head, or takes the result of the most recent step that computed it ("cached"):
 
     =======================  ========  ========  ========
     part                     full      edge      reused
     =======================  ========  ========  ========
-    guidance [1]             computed  kept      kept
-    sum of blocks 1 to 4     computed  kept      kept
-    MLPs of outer blocks     computed  computed  kept
+    guidance [1]             computed  cached    cached
+    sum of blocks 1 to 4     computed  cached    cached
+    MLPs of outer blocks     computed  computed  cached
     gates, last layer        computed  computed  computed
     =======================  ========  ========  ========
 
-    [1] What guidance adds to the noise that the conditional branch predicts. It needs the null branch.
+    [1] What guidance adds to the noise that the conditional branch predicts. Only guidance needs the null branch.
     """
 
     cache: HeadCache | None = None  # None only before the first step, which is full
@@ -102,7 +102,7 @@ class CachedHead:
         outer: Sequence[int],
         report: Report,
     ):
-        """``outer``: numbers of the outer blocks."""
+        """``outer``: indices of the outer blocks."""
         self.net = net
         self.head = head
         self.outer = outer
@@ -110,8 +110,8 @@ class CachedHead:
         self.branches, self.tokens = batch.z.shape[:2]
         self.report = report  # counts the work
 
-        # For each kind, a generator of its steps' modulations. run_chain takes the steps in order, so the next value is
-        # always for the next step of the kind. Only full steps compute both branches.
+        # For each kind, a generator that yields the modulations of every step of this kind. run_chain takes the steps
+        # in order, so the next value is always for the next step of the kind. Only full steps compute both branches.
         both_branches = head.cond_embed(batch.z.flatten(0, 1))
         conditional = both_branches[: self.tokens]
         times = {kind: batch.table.times[which] for kind, which in schedule.steps_of_kind.items()}
@@ -123,8 +123,8 @@ class CachedHead:
     def step(self, k: int, inputs: StepInputs) -> StepResult:
         """See :class:`...chain.ChainHead`.
 
-        At a full step, the head's output is [P, N, 2 c], and :func:`...chain.guide` applies guidance. At other steps it
-        is [1, N, 2 c] and already contains guidance; ``guide`` adds none to an output of one branch.
+        At a full step, the head's output is [P, N, 2 c], and :func:`...chain.guide` applies guidance. At all other
+        steps, the output is [1, N, 2 c] and already contains guidance; ``guide`` does not change it.
         """
         kind = self.kinds[k]
         if kind is StepKind.FULL:
@@ -141,7 +141,7 @@ class CachedHead:
 
 
 class CachedHeadEvaluation(HeadEvaluation):
-    """Evaluates the diffusion head with LazyMAR's cache, or in full where :func:`head_period` is 1."""
+    """Calls the diffusion head with LazyMAR's cache, or without it if :func:`head_period` is 1."""
 
     def __init__(self, net: MAR, report: Report, settings: CacheSettings):
         super().__init__(net, report)
@@ -166,11 +166,13 @@ class CachedHeadEvaluation(HeadEvaluation):
 
 
 class Modulations(NamedTuple):
-    """The modulations of a full step or an edge step: vectors by which the diffusion step and the condition z change
-    the layers of the head, [R, w] each. R is P N at a full step and N at an edge step.
+    """The modulations of a full step or an edge step, [R, w] each. R is P N at a full step and N at an edge step.
+
+    A modulation is a vector that shifts, scales or gates the features in a layer of the head. It depends on the
+    timestep and on the condition z.
     """
 
-    # One for each block; at an edge step, one for each outer block.
+    # One for each block at a full step, and one for each outer block at an edge step.
     shifts: Sequence[Tensor]
     scales: Sequence[Tensor]
     gates: Sequence[Tensor]
@@ -191,14 +193,14 @@ def modulations_of_steps(
 
     Args:
         blocks: the blocks that these steps compute.
-        times: time embeddings of the steps, [S, w].
+        times: embeddings of the timesteps, [S, w].
         condition: embeddings of the conditions z, [R, w].
     """
 
     def compute(embedding: Tensor) -> list[Tensor]:
         return head.modulations(embedding, blocks)
 
-    # The head returns shift, scale and gate of each block, then shift and scale of the last layer.
+    # The head returns the shift, scale and gate of each block, then the shift and scale of the last layer.
     for *of_blocks, shift, scale in _computed_together(net, compute, 3 * len(blocks) + 2, times, condition):
         yield Modulations(of_blocks[0::3], of_blocks[1::3], of_blocks[2::3], (shift, scale))
 
@@ -218,17 +220,18 @@ def modulations_of_reused_steps(
 def _computed_together(
     net: MAR, compute: Callable[[Tensor], list[Tensor]], count: int, times: Tensor, condition: Tensor
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the modulations of each step, [R, w] each. They are computed for many steps together, so the weights are
-    read only once for all these steps.
+    """Yield the modulations of each step, [R, w] each. One call of ``compute`` serves many steps, so it reads the
+    weights only once for all these steps.
 
     Args:
-        compute: from embeddings of T steps, [T, R, w], to ``count`` modulations, [T, R, w] each.
+        compute: turns embeddings of T steps, [T, R, w], into ``count`` modulations, [T, R, w] each.
+        count: number of modulations of a step.
         times, condition: see :func:`modulations_of_steps`.
     """
     steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
     for some_times in times[:, None].split(steps_at_once):
         modulations = compute(some_times + condition)
-        if net.records:  # a recorded function copies contiguous tensors fastest
+        if net.records:  # functions marked @recorded copy contiguous tensors fastest
             modulations = [m.contiguous() for m in modulations]
         yield from zip(*modulations, strict=True)
 
@@ -237,7 +240,7 @@ def _computed_together(
 
 
 class HeadCache(NamedTuple):
-    """What the steps after a full step reuse; all tensors are for the conditional branch."""
+    """What the steps after a full step reuse, for the conditional branch."""
 
     mlps: list[Tensor]  # outputs of the outer blocks' MLPs, [N, w] each
     middle: Tensor  # sum of what blocks 1 to 4 added, [N, w]
@@ -248,7 +251,7 @@ class HeadCache(NamedTuple):
 def full_step_with_cache(
     net: MAR, head: DiffusionHead, branches: int, modulations: Modulations, inputs: StepInputs
 ) -> tuple[StepResult, HeadCache]:
-    """A full step: the tokens' states after it, and what the next steps reuse; see :func:`evaluate_full`."""
+    """Take a full step. Returns the tokens' next states, and what the next steps reuse; see :func:`evaluate_full`."""
     out, cache = net.compiled(evaluate_full, "diffusion head")(head, inputs.cfg, branches, modulations, inputs.x)
     return net.compiled(advance, "diffusion steps")(inputs, out), cache
 
@@ -262,7 +265,7 @@ def edge_step(
     modulations: Modulations,
     inputs: StepInputs,
 ) -> tuple[StepResult, HeadCache]:
-    """An edge step: the tokens' states after it, and what the next steps reuse; see :func:`evaluate_edge`."""
+    """Take an edge step. Returns the tokens' next states, and what the next steps reuse; see :func:`evaluate_edge`."""
     out, cache = net.compiled(evaluate_edge, "diffusion head")(head, outer, cache, modulations, inputs.x)
     return net.compiled(advance, "diffusion steps")(inputs, out), cache
 
@@ -276,7 +279,7 @@ def reused_step(
     modulations: ReusedModulations,
     inputs: StepInputs,
 ) -> StepResult:
-    """A reused step: the tokens' states after it; see :func:`evaluate_reused`."""
+    """Take a reused step. Returns the tokens' next states; see :func:`evaluate_reused`."""
     out = net.compiled(evaluate_reused, "diffusion head")(head, outer, cache, modulations, inputs.x)
     return net.compiled(advance, "diffusion steps")(inputs, out)
 
@@ -284,7 +287,8 @@ def reused_step(
 def evaluate_full(
     head: DiffusionHead, cfg: Tensor, branches: int, modulations: Modulations, x: Tensor
 ) -> tuple[Tensor, HeadCache]:
-    """Evaluate the head in full. Returns noise, then variance logits, [P, N, 2 c], and what the next steps reuse.
+    """Compute the head in full. Returns the head's output, [P, N, 2 c], and what the next steps reuse. The output has c
+    channels of noise, then c channels of variance logits.
 
     ``cfg``: the guidance scale, [N, 1]; ``branches``: P; ``x``: the tokens' states, fp32 [N, c].
     """
@@ -309,7 +313,8 @@ def evaluate_full(
     last = head.final_layer.linear
     out = last(modulated(h, head.final_layer.norm_final, *of_last_layer).to(last.weight.dtype))
 
-    # The first N rows are the conditional branch, the last N the null branch. Without guidance both are the same rows.
+    # The first N rows are the conditional branch, and the last N rows are the null branch. Without guidance, both are
+    # the same N rows, so ``guidance`` is 0.
     guidance = (cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
     guided_bias = last.bias + F.pad(guidance, (0, head.channels))
     return out.view(branches, n, -1), HeadCache(mlps, middle, guided_bias)
@@ -318,10 +323,10 @@ def evaluate_full(
 def evaluate_edge(
     head: DiffusionHead, outer: Sequence[int], cache: HeadCache, modulations: Modulations, x: Tensor
 ) -> tuple[Tensor, HeadCache]:
-    """Evaluate the head with only the outer blocks' MLPs. Returns noise, then variance logits, fp32 [1, N, 2 c], and
-    what the next steps reuse.
+    """Compute the head, but take the middle blocks and guidance from ``cache``. Returns the head's output, fp32
+    [1, N, 2 c] (see :func:`evaluate_full`), and what the next steps reuse.
 
-    ``outer``: numbers of the outer blocks; ``x``: the tokens' states, fp32 [N, c].
+    ``outer``: indices of the outer blocks; ``x``: the tokens' states, fp32 [N, c].
     """
     shifts, scales, gates, of_last_layer = modulations
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
@@ -339,8 +344,8 @@ def evaluate_edge(
 def evaluate_reused(
     head: DiffusionHead, outer: Sequence[int], cache: HeadCache, modulations: ReusedModulations, x: Tensor
 ) -> Tensor:
-    """Evaluate the head with all MLPs from the cache. Returns noise, then variance logits, fp32 [1, N, 2 c]. Arguments
-    as for :func:`evaluate_edge`.
+    """Compute the head, but take guidance and the outputs of all MLPs from ``cache``. Returns the head's output, fp32
+    [1, N, 2 c] (see :func:`evaluate_full`). Arguments as for :func:`evaluate_edge`.
     """
     gates, of_last_layer = modulations
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
@@ -352,6 +357,6 @@ def evaluate_reused(
 
 
 def _output(head: DiffusionHead, cache: HeadCache, of_last_layer: Sequence[Tensor], h: Tensor) -> Tensor:
-    """The last layer's output for features ``h``, [N, w], with the guidance of the cache: fp32 [1, N, 2 c]."""
+    """The last layer's output for features ``h``, [N, w], plus the cached guidance: fp32 [1, N, 2 c]."""
     h = modulated(h, head.final_layer.norm_final, *of_last_layer)
     return torch.addmm(cache.guided_bias, h.to(cache.guided_bias.dtype), head.final_layer.linear.weight.t())[None]

@@ -1,5 +1,6 @@
-"""Settings of LazyMAR's caches, and of samplers that use them. ``samplers/settings.py`` explains what each field states
-about a setting.
+"""Settings of LazyMAR's caches, and of samplers that use these caches.
+
+``samplers/settings.py`` explains the arguments of ``knob``, which describe a setting.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from ....reports.record import Report
 from ...settings import Guarantees, knob
 from ..settings import DiSASettings, MARBase, SpeculationSettings
 
-# In each field: first the default and the tooltip, then the range.
+# In each call of ``knob``: first the default and the tooltip, then the range.
 # fmt: off
 
 
-# Number of diffusion steps from one full evaluation of the head to the next, as in LazyMAR's published code, for a
-# diffusion of 100 steps.
+# In a diffusion of 100 steps, every HEAD_PERIOD-th step computes the diffusion head in full, as in LazyMAR's published
+# code.
 HEAD_PERIOD = 7
 
 
 @dataclass(frozen=True)
 class CacheSettings(Guarantees):
-    """Settings of LazyMAR's caches (ICCV 2025): what is reused from one AR step to the next, and for how long."""
+    """Settings of LazyMAR's caches (ICCV 2025): what a sampler reuses from earlier steps, and for how long."""
 
-    # The removed setting ``block`` was the number of the decoder block that measures how much a token has changed. Now
-    # measuring_block in lazy/schedule.py chooses this block.
+    # The removed setting ``block`` chose the decoder block that measures how much a token has changed. Now
+    # measuring_block in lazy/schedule.py chooses this block. HEAD_PERIOD replaces the removed setting ``head_period``.
     removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
-    # In a class that with_cache_settings returns: the class of the sampler's own settings. Else None.
+    # In a class that with_cache_settings returns: the class of the sampler's own settings. Otherwise None.
     sampler_settings: ClassVar[type[MARBase] | None] = None
 
     refresh_period: int = knob(9, "Number of AR steps from one full computation to the next; a higher number is faster "
@@ -93,7 +94,7 @@ class CacheSettings(Guarantees):
         return (self.refresh_period > 1 and caches) or super().approximates
 
     def no_gain(self, report: Report) -> str:
-        """See :meth:`Guarantees.no_gain`. The reasons of other parts of the settings come first."""
+        """See :meth:`Guarantees.no_gain`. A reason from a base class comes before the reason of the caches."""
         own = super().no_gain(report)
         if own or report.counts.get("cached_calls") != 0:  # saved reports may lack this count
             return own
@@ -101,10 +102,10 @@ class CacheSettings(Guarantees):
 
 
 def head_period(settings: CacheSettings, steps: int) -> int:
-    """Number of diffusion steps from one full evaluation of the head to the next; 1 if every step is evaluated in full.
+    """Number of diffusion steps from one full call of the head to the next; 1 if every step computes the head in full.
 
-    The period is proportional to ``steps``, the number of all diffusion steps, because the error depends on the ratio
-    of period and ``steps``.
+    The period is proportional to ``steps``, the number of all diffusion steps, because the error depends on the period
+    divided by ``steps``.
     """
     if settings.refresh_period == 1 or not settings.head_cache:
         return 1
@@ -113,21 +114,21 @@ def head_period(settings: CacheSettings, steps: int) -> int:
 
 @dataclass(frozen=True)
 class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
-    """Settings of MAR with LazyMAR's caches: MAR's fields come first, then the caches', and speculation last. For the
-    order of the base classes see :func:`with_cache_settings`.
+    """Settings of MAR with LazyMAR's caches: first MAR's fields, then the fields of the caches, then the field of
+    speculation. :func:`with_cache_settings` explains the order of the base classes.
     """
 
 
 def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
-    """A class of settings that has the fields of ``kind``, a sampler's class of settings, and then the fields of
-    LazyMAR's caches. For example, with_cache_settings(GtRSettings) is the same as::
+    """Make a class of settings with LazyMAR's caches. It has the fields of ``kind``, a sampler's class of settings, and
+    then the fields of the caches. For example, with_cache_settings(GtRSettings) returns a class like this::
 
         @dataclass(frozen=True)
         class GtRLazyMARSettings(CacheSettings, GtRSettings):
             sampler_settings = GtRSettings
 
-    A dataclass takes the fields of its last base class first. Of two properties or methods with the same name, Python
-    takes the one of the first base class, whose ``super()`` is then the other base class.
+    The fields of the last base class come first in a dataclass. If both base classes have a method or property of the
+    same name, Python uses the one of the first base class. There, ``super()`` means the other base class.
     """
     about = {
         "__doc__": f"{kind.__name__} with the settings of LazyMAR's caches.",

@@ -1,9 +1,9 @@
 """The transformer with LazyMAR's caches. ``__init__.py`` describes the method and its equations.
 
-Shapes: B images, P branches of guidance, L tokens, N rows of the decoder, C width. The N rows are the class rows, whose
-number is ``buffer``, and then the L tokens. A batch has E entries, usually P B: one for each image in the conditional
-branch, then one for each image in the null branch. E is only B in a pass without the null branch. It is also B in an
-encoder that does not read the class or prompt (Harmon's and UniPic's), because both branches share its output.
+Shapes: B images, P branches of guidance, L tokens, N rows of the decoder, C width. The N rows are first the ``buffer``
+class rows, then the L tokens. A batch has E entries, usually P B: one for each image in the conditional branch, then
+one for each image in the null branch. E is only B in a pass without the null branch. E is also B in the encoders of
+Harmon and UniPic: these do not read the class or prompt, so both branches share the output.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .settings import CacheSettings
 
 @dataclass(eq=False)
 class TransformerCache:
-    """What a refresh keeps for the passes until the next refresh, and what each pass keeps for the next pass."""
+    """What a refresh stores for the passes before the next refresh, and what each pass stores for the next pass."""
 
     until: int  # AR step of the next refresh
     step: int  # AR step of the previous pass
-    encoder: State  # encoder cache: a store of keys and values for each block; empty without the cache
+    encoder: State  # encoder cache: a store of keys and values for each block; empty without this cache
     decoder: DecoderCache | None  # token cache; None if all passes until the next refresh compute all rows
-    # Encoder cache: what the language model of Harmon and UniPic keeps, which runs between encoder and decoder.
+    # Encoder cache: the features of the language model, which runs between encoder and decoder in Harmon and UniPic.
     language_model: Any = None
-    rows: Tensor | None = None  # encoder cache: the decoder's rows of the previous pass, [E, N, C], see MAR.canvas
+    rows: Tensor | None = None  # encoder cache: the decoder's input rows in the last pass, [E, N, C], see MAR.canvas
     residual: Tensor | None = None  # condition cache: null minus conditional branch at the refresh, [B, L, C]
 
     @property
@@ -50,36 +50,36 @@ class TransformerCache:
 
 
 class PassShape(NamedTuple):
-    """How many branches of guidance a pass computes. Its batches have an entry for each image in each of them."""
+    """How many branches of guidance a pass computes. The pass's batches have an entry for each image in each branch."""
 
     images: int  # B
     branches: int  # branches that the decoder computes
-    encoder_branches: int  # branches that the encoder computes; 1 if it does not read the class or prompt
+    encoder_branches: int  # branches that the encoder computes; 1 if all branches share the encoder's output
 
     @property
     def entries(self) -> int:
-        """E of the decoder."""
+        """E, the number of entries in the decoder's batch."""
         return self.branches * self.images
 
     @property
     def encoder_entries(self) -> int:
-        """E of the encoder."""
+        """E, the number of entries in the encoder's batch."""
         return self.encoder_branches * self.images
 
     def repeat(self, of_images: Tensor) -> Tensor:
-        """Values of the images, [B, ...], repeated for each entry of the decoder, [E, ...]."""
+        """Values of the images, [B, ...], repeated for the entries of the decoder, [E, ...]."""
         return of_images.repeat(self.branches, *(1,) * (of_images.ndim - 1))
 
     def repeat_for_encoder(self, of_images: Tensor) -> Tensor:
-        """Values of the images, [B, ...], repeated for each entry of the encoder, [E, ...]."""
+        """Values of the images, [B, ...], repeated for the entries of the encoder, [E, ...]."""
         return of_images.repeat(self.encoder_branches, *(1,) * (of_images.ndim - 1))
 
 
 class LazyTransformer(Transformer):
-    """The transformer with LazyMAR's caches, for one run of a sampler; its head is :class:`.CachedHeadEvaluation`.
+    """The transformer with LazyMAR's caches, for one run of a sampler. :class:`.CachedHeadEvaluation` calls the head.
 
-    A caller may skip AR steps, ask for any undecided positions, and start from fixed tokens. A caller that changes
-    decided tokens must call :meth:`discard_features`.
+    A caller may skip AR steps, ask for any undecided positions, and start an edit, in which some tokens are decided
+    from the start. A caller that changes decided tokens must call :meth:`discard_features`.
     """
 
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
@@ -89,14 +89,14 @@ class LazyTransformer(Transformer):
         self.head = CachedHeadEvaluation(net, canvas.report, settings)
         self.full = FullTransformer(canvas)
 
-        # Which rows the passes between two refreshes compute, and what a refresh at each AR step keeps.
+        # Which rows the passes between two refreshes compute, and what a refresh at each AR step stores.
         self.row_selection = RowSelection(canvas, settings)
         shares = self.row_selection.share
         self.refreshes = refreshes(settings, canvas.order.count_before, shares, c.buffer, canvas.guided)
 
-        # A refresh computes all branches of guidance. The passes between two refreshes compute only the conditional
-        # branch if the condition cache is on. The null branch is always the last branch of a batch.
-        self.buffer_vectors = self.full.buffer_vectors  # in the encoder's class rows, [E, C]
+        # A refresh computes all branches of guidance. If the condition cache is on, the passes between two refreshes
+        # compute only the conditional branch. The null branch is always the last branch of a batch.
+        self.buffer_vectors = self.full.buffer_vectors  # for the encoder's class rows, [E, C]
         branches = 1 + canvas.guided
         encoder_branches = len(self.buffer_vectors) // canvas.images
         self.refresh_shape = PassShape(canvas.images, branches, encoder_branches)
@@ -104,7 +104,7 @@ class LazyTransformer(Transformer):
         if settings.condition_cache:
             self.reuse_shape = PassShape(canvas.images, branches=1, encoder_branches=1)
 
-        # Memory for what a refresh keeps. Each refresh overwrites what the previous refresh kept.
+        # Memory for what a refresh stores. Each refresh overwrites what the previous refresh stored.
         keeping = [refresh for refresh in self.refreshes if refresh is not None]
         encoder_rows = max((refresh.encoder_rows for refresh in keeping), default=0)
         block = self.row_selection.block if any(refresh.decoder for refresh in keeping) else None
@@ -114,7 +114,7 @@ class LazyTransformer(Transformer):
         self.reported_bytes = 0
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
-        """See :meth:`Transformer.__call__`. The pass reuses what is kept, unless a refresh is due."""
+        """See :meth:`Transformer.__call__`. The pass reuses cached features, unless a refresh is due."""
         cache = self.cache
         if cache is not None and cache.step <= step < cache.until:
             return self.reuse(cache, step, wanted)
@@ -127,7 +127,7 @@ class LazyTransformer(Transformer):
         self.cache = None
 
     def refresh(self, step: int, wanted: Tensor) -> Tensor:
-        """A pass that computes all rows of both branches, and keeps what later passes use. Returns z [P, B, M, C]."""
+        """Run a pass that computes all rows, and store what later passes reuse. Returns z [P, B, M, C]."""
         kept = self.refreshes[step]
         if kept is None:
             return self.full(step, wanted)
@@ -142,8 +142,8 @@ class LazyTransformer(Transformer):
         if kept.encoder_rows:
             cache.rows = rows[: self.reuse_shape.entries].clone()
 
-        # 2. The decoder computes all rows. Its last block computes only the rows of the wanted tokens or, if later
-        # passes need the residual, the rows of all tokens.
+        # 2. The decoder computes all rows in all blocks but the last. The last block computes the rows of the wanted
+        # tokens, or the rows of all tokens if later passes need the residual.
         wanted = shape.repeat(wanted)
         of_last_block = wanted
         if kept.residual:
@@ -163,15 +163,15 @@ class LazyTransformer(Transformer):
         return net.conditions(features, wanted).unflatten(0, (shape.branches, -1))
 
     def reuse(self, cache: TransformerCache, step: int, wanted: Tensor) -> Tensor:
-        """A pass between two refreshes, which computes less. Returns z [P, B, M, C]."""
+        """Run a pass that reuses what the refresh and the previous pass stored. Returns z [P, B, M, C]."""
         canvas = self.canvas
         net = canvas.model.net
         shape = self.reuse_shape
         known_count = canvas.order.count_before[cache.step]  # number of tokens decided before the previous pass
         new = canvas.order.positions_from(cache.step, step - cache.step)  # positions of the tokens decided since then
 
-        # 1. With the encoder cache, the encoder reads only the new tokens, and the decoder's rows of all other tokens
-        # stay as they are. Without the encoder cache, the encoder reads all decided tokens.
+        # 1. With the encoder cache, the encoder reads only the class rows and the new tokens. The decoder's input rows
+        # of all other tokens do not change. Without the encoder cache, the encoder reads all decided tokens.
         if cache.rows is None:
             read = canvas.order.decided_before(step)
             rows = self._encode(shape, read, cache)
@@ -179,7 +179,7 @@ class LazyTransformer(Transformer):
             read = new
             rows = self._encode_more(shape, new, known_count, cache)
 
-        # 2. The decoder computes the chosen rows, equations (8) and (9).
+        # 2. The decoder computes the rows that equation (8) chooses, with attention as in equation (9).
         choose = None
         if cache.decoder is not None:
             required = torch.cat([wanted, new], dim=1) + net.config.buffer
@@ -199,7 +199,7 @@ class LazyTransformer(Transformer):
         return net.conditions(features, self.refresh_shape.repeat(wanted)).unflatten(0, (branches, -1))
 
     def _new_cache(self, kept: Refresh, step: int) -> TransformerCache:
-        """An empty cache for what the refresh at AR step ``step`` keeps. It uses the memory of the run."""
+        """An empty cache for what the refresh at AR step ``step`` stores (``kept``). It uses :attr:`memory`."""
         cache = TransformerCache(until=kept.until, step=step, encoder=NONE_KEPT, decoder=None)
         if kept.decoder:
             cache.decoder = self.memory.decoder
@@ -210,8 +210,10 @@ class LazyTransformer(Transformer):
         return cache
 
     def _encode(self, shape: PassShape, known: Tensor, cache: TransformerCache) -> Tensor:
-        """Encode all decided tokens, whose positions are ``known``, int64 [B, K]. Returns the decoder's rows [E, N, C],
-        see :meth:`MAR.canvas`. The stores of ``cache`` receive keys and values.
+        """Encode all decided tokens. Returns the decoder's input rows [E, N, C], see :meth:`MAR.canvas`. The stores of
+        ``cache``, if it has any, receive the keys and values.
+
+        ``known``: positions of all decided tokens, int64 [B, K].
         """
         net = self.canvas.model.net
         conditioning = self.canvas.conditioning
@@ -221,13 +223,13 @@ class LazyTransformer(Transformer):
         return net.canvas(fused, shape.repeat(known))
 
     def _encode_more(self, shape: PassShape, new: Tensor, known_count: int, cache: TransformerCache) -> Tensor:
-        """Encode the new tokens and the class rows, which attend to kept keys and values of earlier tokens. Returns the
-        same as :meth:`_encode`.
+        """Encode the new tokens and the class rows. They attend to the stored keys and values of earlier tokens.
+        Returns the decoder's input rows, like :meth:`_encode`.
 
         Args:
             new: positions of the new tokens, int64 [B, n].
             known_count: number of tokens that were decided before the previous pass.
-            cache: its stores receive the keys and values of the computed rows, and its ``rows`` their new values.
+            cache: the stores receive the keys and values of the computed rows, and ``rows`` receives their values.
         """
         net = self.canvas.model.net
         x = net.encode_more(*self._encoder_inputs(shape, new), cache.encoder, known_count)
@@ -237,8 +239,8 @@ class LazyTransformer(Transformer):
         return cache.rows
 
     def _encoder_inputs(self, shape: PassShape, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The encoder's inputs for a pass that reads the tokens at ``positions``, int64 [B, K]: for each of the
-        encoder's E entries, all tokens [E, L, c], ``positions`` [E, K], and the vectors in the class rows [E, C].
+        """The encoder's inputs for a pass that reads the tokens at ``positions``, int64 [B, K]. They are all
+        tokens [E, L, c], ``positions`` [E, K], and the vectors for the class rows [E, C], for E entries of the encoder.
         """
         tokens = shape.repeat_for_encoder(self.canvas.values)
         return tokens, shape.repeat_for_encoder(positions), self.buffer_vectors[: shape.encoder_entries]
@@ -247,8 +249,8 @@ class LazyTransformer(Transformer):
         """Add the work of a pass to the report, and to the map that shows which tokens came from the token cache.
 
         Args:
-            tokens_read: number of tokens that the encoder read in each entry, besides the class rows.
-            chosen: the decoder's rows that the blocks after the measuring block computed, int64 [E, n]; None for all.
+            tokens_read: number of tokens that the encoder read in each entry, without the class rows.
+            chosen: the rows that the decoder computed after the measuring block, int64 [E, n]; None for all rows.
         """
         canvas = self.canvas
         c = canvas.model.net.config
@@ -267,8 +269,8 @@ class LazyTransformer(Transformer):
             canvas.cached += left_out[:, c.buffer :]  # the class rows come first
 
     def _count_bytes(self, cache: TransformerCache) -> None:
-        """Let the report's ``cache_bytes`` be the size of the run's largest cache. The report adds up its counts, so
-        only an increase is added.
+        """Raise the report's ``cache_bytes`` to the size of this cache if it is the largest cache of the run so far.
+        The report can only add to a count, so this adds the increase.
         """
         largest_bytes = max(self.reported_bytes, sum(tensor.nbytes for tensor in cache.tensors))
         self.canvas.report.add(cache_bytes=largest_bytes - self.reported_bytes)

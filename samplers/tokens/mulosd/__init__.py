@@ -1,42 +1,44 @@
 """MuLo-SD: draft at low resolution, verify at high resolution in one pass, repair locally.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). An image is a grid
-of *cells*, one token each. It is generated in *blocks*, some rows at a time. Each block takes one cycle:
+of *cells*, one token each. MuLo-SD generates it in *blocks* of several grid rows. Each block takes one cycle:
 
-1. The draft model M_q generates the block's rows of an image of 1/r the side, in ZipAR's order (``blocks.py``).
+1. The draft model M_q generates the block's rows of a small image, whose side is 1/r of the target's side. It follows
+   ZipAR's order (``blocks.py``).
 2. The up-sampler U_r enlarges these rows to the target's grid (``upsampling.py``).
 3. One pass of the target M_p gives p_i, the distribution of each token i. The *pooled* probability of a draft token is
-   the probability of its code and of the nearest neighbours of this code together. If it is below tau, the draft token
-   is rejected. R_T is the set of rejected cells (``verification.py`` and ``acceptance.py``).
+   the sum of p_i over the token's code and the nearest neighbours of this code. If the sum is below tau, the draft
+   token is rejected. R_T is the set of rejected cells (``verification.py`` and ``acceptance.py``).
 4. R_T is expanded by a radius l, but not to cells before the first rejected cell. The result, R_X, consists of separate
    *islands* (``islands.py``).
 5. The target resamples all islands in parallel, in *waves*. A wave is the set of cells that one pass resamples
    (``waves.py``).
 6. The block is final. If rows are left, the down-sampler D_r reduces the block, and the draft model continues from the
-   result.
+   reduced rows.
 
 There is no public code. Where the paper leaves a choice open, FastAR decides as follows:
 
 - p_i is the target's distribution after guidance, temperature, top-k, top-p and ``entropy_temperature``.
-- The pass of a later wave feeds to the transformer the cell before each cell of the wave, and the cells that the
-  previous pass resampled. Each is fed at its own position, and attends to all positions up to its own, including drafts
-  of other islands. The context therefore has no holes.
+- The pass of a later wave feeds two kinds of cells to the transformer: the cell before each cell of the wave, and the
+  cells that the previous pass resampled. Each fed cell attends to all cells up to itself, including drafts of other
+  islands. So no cell is missing from its context.
 - If a token changes, the keys and values of the accepted tokens after it are not updated until the next cycle. The
-  method relies on this locality, and is *lossy* because of it.
-- The pass that verifies a block also updates the keys and values of the block before.
+  method is *lossy* for this reason: it assumes that a change has little effect outside its island.
+- The pass that verifies a block also updates the keys and values of the previous block.
 - The draft model reads only the new rows of the reduced image. Its cache keeps the earlier rows.
 - The draft model has random numbers of its own. The target uses the random numbers that ``llamagen.py`` uses for the
-  same cells. If tau is above 1 and islands are resampled in raster order, the tokens are therefore identical to the
-  tokens of serial decoding. If, in addition, there is only one block, the target decodes serially, without a draft.
+  same cells. So the tokens are identical to the tokens of serial decoding if tau is above 1, acceptance_target is 0,
+  and islands are resampled in raster order. If there is also only one block, the target decodes serially, without a
+  draft.
 
-Shapes: B images; R batch rows, which are B or, with guidance, 2 B; G, the target's side; h rows of a block; n = h G
-cells of a block.
+Shapes: B images; R batch rows, which are B or, with guidance, 2 B; G, the side of the target's grid; h grid rows of a
+block; n = h G cells of a block.
 
 The host waits for the device
 
 - before the first pass, to compare the codebook with the codebook of an earlier run (``acceptance.py``);
-- once per cycle, for the map of rejected cells, which determines how many passes follow;
-- whenever it checks the tokenizer's pixels (``upsampling.py``);
+- once per cycle, to read the map of rejected cells, because this map determines how many passes follow;
+- whenever it checks that the tokenizer's pixels are finite (``upsampling.py``);
 - with *draft_parallel* above 1, after every call of the draft model.
 """
 
@@ -77,25 +79,25 @@ def mulosd(
     """Generate images with MuLo-SD. The target is a LlamaGen model or Tar's de-tokenizer.
 
     Args:
-        target, condition, noise: as the model, condition and noise of :func:`samplers.tokens.llamagen.llamagen`. Both
-            models get the condition.
+        target, condition, noise: the arguments model, condition and noise of
+            :func:`samplers.tokens.llamagen.llamagen`. Both models read the condition.
         settings: see :class:`MuLoSDSettings`.
-        draft: a model with the same codes and a grid of 1/r the side, where r is an integer above 1.
+        draft: a model for the same codes. The side of its grid is 1/r of the target's, where r is an integer above 1.
         up_sampler: enlarges the draft and reduces the result, with the tokenizer of both models; see ``upsampling.py``.
 
     Yields :class:`Step` after every pass of either model. While a block is drafted, a step shows the draft's codes.
     Each code is repeated over the cells that it covers.
 
-    The report counts the passes of both models (``transformer_passes``); the passes of the draft model alone
-    (``draft_passes``); the draft tokens that passed the verification (``accepted``) and the others (``rejected``); the
-    accepted ones that were resampled together with a rejected one near them (``expanded``); islands; and waves, which
-    all images share. Its ``similarity`` holds the pooled probabilities.
+    The report counts the passes of both models (``transformer_passes``) and of the draft model alone
+    (``draft_passes``). It counts the draft tokens that passed the verification (``accepted``) and that failed it
+    (``rejected``). ``expanded`` counts the accepted tokens that were resampled because a rejected token is near. The
+    report also counts islands, and waves, which all images share. Its ``similarity`` holds the pooled probabilities.
 
     Raises:
-        UserError: a condition that does not fit one of the models, models or a tokenizer that do not belong together, a
-            PAR or a Janus, a target grid that is no integer multiple of the draft's grid, so many neighbours that
-            nothing can be rejected, an upscale model that does not return RGB images, or logits or pixels that are not
-            finite.
+        UserError: a condition that does not fit one of the models; models or a tokenizer that do not belong together; a
+            PAR or a Janus; grids whose ratio r is not an integer above 1; guidance with a model that was trained
+            without a null class; so many neighbours that nothing can be rejected; an upscale model that does not return
+            RGB images; or logits or pixels that are not finite.
     """
     check_pair(target, draft, codes=up_sampler.tokenizer_net.config.codes, sampler="MuLo-SD")
     ratio = grid_ratio(target, draft)
@@ -120,19 +122,19 @@ def mulosd(
         # 1. The draft model generates the rows of the block.
         yield from drafter.generate(block)
 
-        # 2. The draft is enlarged.
+        # 2. The up-sampler enlarges the draft.
         enlarge_draft(block, drafter.canvas, canvas, up_sampler)
 
-        # 3. One pass of the target verifies every token of the block, and rejects those of R_T.
+        # 3. One pass of the target verifies every draft token of the block. ``rejected`` is R_T.
         hidden, rejected = verifier.verify(block)
 
-        # 4. R_T is expanded to R_X, which is divided into islands and waves. Drafts outside R_X are decided.
+        # 4. Expand R_T to R_X, and divide R_X into islands and waves. Decide the drafts outside R_X.
         repair = repair_of(rejected, settings)
         canvas.report.add(**repair.counts())
         repairs.append(repair)
         verifier.accept(block, repair)
 
-        # 5. All islands are resampled in parallel, one wave per pass.
+        # 5. The target resamples all islands in parallel, one wave per pass.
         for done, verdict in verifier.resample(block, hidden, repair):
             canvas.decide(*verdict)
             yield from canvas.yield_step(done)
@@ -150,8 +152,8 @@ def mulosd(
 
 
 def _without_draft(canvas: TokenCanvas, condition: PreparedCondition) -> Sampler:
-    """Let the target decode serially, without a draft. It is for settings with which the tokens are the same for
-    every draft.
+    """Let the target decode serially, without a draft. This is for settings with which the tokens would be identical
+    for every draft.
     """
     result = yield from decode_schedule(canvas, condition, raster(canvas.grid[0]))
     step = result.report.maps["step"]

@@ -1,7 +1,7 @@
 """MuLo-SD's blocks of rows, and the draft model, which generates them at low resolution.
 
 ``schedule.py`` explains *cells*, fed tokens and *stand-ins*. r is the side of the target's grid divided by the side of
-the draft's grid; B is the number of images. The numbers 1, 2 and 6 are the steps of a cycle, see ``__init__.py``.
+the draft's grid. B is the number of images. Steps 1, 2 and 6 are steps of the cycle in ``__init__.py``.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Block:
         2, 3   in this block          48 to  95   in this block
         4, 5   later                  96 to 143   later
 
-    Progress counts each cell twice: when it is drafted, and when it is final. It does not count passes, because the
-    number of passes that resample a block is known only after the block is verified.
+    The progress counts each cell twice: when the cell is drafted, and when it is final. It does not count passes,
+    because how many passes resample a block is known only after the target has verified the block.
     """
 
     ratio: int  # r
     draft_rows: range
     cells: range
-    fed_from: int  # first cell that the target feeds with this block: the first cell of the block before
+    fed_from: int  # first cell that the target feeds: the first cell of the previous block; 0 in the first block
     schedule: Schedule  # passes of the draft model; in all blocks but the first one, the first pass is empty
 
     @property
@@ -58,17 +58,17 @@ class Block:
         return self.cells.start == 0
 
     def progress_of_draft(self, passes: int) -> int:
-        """The progress, in cells, after ``passes`` passes of the draft model in the block."""
+        """The progress, in cells, after ``passes`` of the draft model's passes in the block."""
         planned = sum(bool(p.cells) for p in self.schedule.passes)
         return 2 * self.cells.start + len(self.cells) * passes // planned
 
     def progress_of_repair(self, passes: int, planned: int) -> int:
-        """The progress, in cells, after ``passes`` of the ``planned`` passes of the target in the block."""
+        """The progress, in cells, after ``passes`` of the ``planned`` waves that resample the block."""
         return 2 * self.cells.start + len(self.cells) + len(self.cells) * passes // planned
 
 
 def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Block]:
-    """Divide a draft of ``draft_side`` x ``draft_side`` tokens into blocks. ``ratio``: r."""
+    """Divide a draft of ``draft_side`` x ``draft_side`` tokens into blocks of rows. ``ratio``: r."""
     at_once = settings.rows_at_once(draft_side)
     cells_of_row = ratio * ratio * draft_side  # cells that a draft row covers
 
@@ -76,7 +76,7 @@ def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Blo
     for first in range(0, draft_side, at_once):
         rows = range(first, min(first + at_once, draft_side))
         cells = range(rows.start * cells_of_row, rows.stop * cells_of_row)
-        before = max(0, first - at_once)  # first draft row of the block before
+        before = max(0, first - at_once)  # first draft row of the previous block
         schedule = draft_schedule(draft_side, settings.draft_window, first, len(rows), rows_fed_again=first - before)
         blocks.append(Block(ratio, rows, cells, before * cells_of_row, schedule))
     return blocks
@@ -84,24 +84,24 @@ def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Blo
 
 @lru_cache(maxsize=64)
 def draft_schedule(draft_side: int, window: int, known_rows: int, new_rows: int, rows_fed_again: int) -> Schedule:
-    """Passes in which the draft model generates some draft rows. Each pass has as its ``cfg_step`` the number of tokens
-    decided before it, minus 1, so *cfg_interval* counts tokens as in serial decoding.
+    """Passes in which the draft model generates the draft rows of a block. The ``cfg_step`` of a pass is the number of
+    tokens decided before the pass, minus 1. So *cfg_interval* counts tokens as in serial decoding.
 
     Args:
         draft_side: side of the draft's grid.
-        window: ZipAR's window in tokens; 0, or a window as wide as a row, gives raster order.
+        window: ZipAR's window, in tokens. The order is raster order if it is 0, or at least as wide as a row.
         known_rows: number of draft rows that are decided already.
         new_rows: number of draft rows to generate after the known rows.
-        rows_fed_again: number of known rows, counted back from the last one, that are fed again because they may have
-            changed.
+        rows_fed_again: number of known rows that are fed again because their tokens may have changed. They are the last
+            known rows.
     """
-    # 1. The tokens of every pass, numbered from the first new token.
+    # 1. The tokens of every pass, counted from the first new token.
     if 0 < window < draft_side:
         groups = row_groups(draft_side, window, new_rows)
     else:
         groups = [[token] for token in range(new_rows * draft_side)]
 
-    # 2. The same groups, numbered from the first token of the draft.
+    # 2. The same groups, counted from the first token of the draft.
     known = known_rows * draft_side
     decided = known
     shifted = []
@@ -139,11 +139,11 @@ class BlockDrafter:
         self.canvas = draft_canvas(target_canvas, model, ratio=blocks[0].ratio)
         self.draw = TokenDraw(self.canvas, stream="draft")
         self.window_width = target_canvas.settings.draft_parallel
-        # In windows, a finished image leaves the batch, unless a later block needs its keys and values.
+        # In windows, a finished image may leave the batch, unless a later block needs the image's keys and values.
         self.images_may_leave = len(blocks) == 1
 
-        # With guidance, the prefill and all serial passes read the null condition, whatever cfg_interval is. The cache
-        # then has the null condition's branch for all blocks.
+        # With guidance, the prefill and all serial passes read the null condition too, whatever cfg_interval is. So the
+        # cache has the null branch for all blocks.
         last_guided = math.inf if self.canvas.sampling.uses_guidance else -1
         slots = self._slots_for(blocks)
         self.look = ScheduleLook(self.canvas, prepared, blocks[0].schedule, last_guided, slots=slots)
@@ -154,8 +154,8 @@ class BlockDrafter:
         return self.window_width > 1
 
     def _slots_for(self, blocks: Sequence[Block]) -> int:
-        """Number of image slots of the cache. One cache serves all blocks, so it has the slots that the largest block
-        needs. In windows, stand-ins and padding have slots of their own.
+        """Number of cache slots for the image's tokens. One cache serves all blocks, so it has the largest number of
+        slots that any block needs. In windows, stand-ins and padding have slots of their own.
         """
         if self.in_windows:
             return max(window_table(block.schedule).slots for block in blocks)
@@ -173,15 +173,13 @@ class BlockDrafter:
         """Generate a block pass by pass."""
         plan = plan_from_table(serial_table(block.schedule), self.canvas.device)
         if not block.is_first:
-            del plan[0]  # it decides nothing: the prefill of the first block has already read the condition
+            del plan[0]  # this pass is empty: the prefill of the first block has already read the condition
             self.look.follow(block.schedule)
         yield_step = partial(self._count_and_yield_step, block)
         yield from run_passes(self.canvas, plan, self.look, self.draw, yield_step)
 
     def _generate_in_windows(self, block: Block) -> Iterator[Step]:
-        """Generate a block in windows of passes. In the first block, the first pass is the prefill, which runs before
-        the windows.
-        """
+        """Generate a block in windows of several passes. In the first block, the prefill runs before the windows."""
         yield_step = partial(self._count_and_yield_step, block)
         if block.is_first:
             plan = plan_from_table(window_table(block.schedule), self.canvas.device)
@@ -194,16 +192,17 @@ class BlockDrafter:
             yield from yield_step(done)
 
     def _count_and_yield_step(self, block: Block, done: int) -> Iterator[Step]:
-        """Count one pass of the draft model, the pass number ``done`` of the block, and yield the partial result."""
+        """Count a pass of the draft model and yield the partial result, after ``done`` passes of the block."""
         self.canvas.report.add(draft_passes=1)
         return self.target_canvas.yield_step(block.progress_of_draft(done), partial(self._view_with_draft, block))
 
     @torch.inference_mode(False)
     def _view_with_draft(self, block: Block) -> tuple[Tensor, Tensor]:
-        """The target's tokens, but the draft's tokens in the ``block`` that is being generated. Each draft token is
-        repeated over the cells that it covers.
+        """The target's decided tokens, and the draft tokens of the ``block`` that is being generated. Each draft token
+        is repeated over the cells that it covers.
 
-        Returns codes, int64 [B, G, G] for a target of G x G cells, and which cells are decided or drafted, bool.
+        Returns the codes, int64 [B, G, G] for a target of G x G cells, and which cells are decided or drafted, bool
+        [B, G, G].
         """
         ratio = block.ratio
         tokens, decided = self.target_canvas.view()
@@ -217,7 +216,8 @@ class BlockDrafter:
 def draft_canvas(target_canvas: TokenCanvas, model: TokenModel, ratio: int) -> TokenCanvas:
     """The blank canvas of the draft ``model``. It shares the target's noise, report and clock. ``ratio``: r."""
     settings: MuLoSDSettings = target_canvas.settings
-    # cfg_interval counts tokens, and the draft has fewer. Guidance then ends after the same part of both images.
+    # cfg_interval counts tokens, and the target has r^2 times as many tokens as the draft. The division lets guidance
+    # end after the same share of both images.
     if settings.cfg_interval is not None:
         settings = replace(settings, cfg_interval=settings.cfg_interval // ratio**2)
 
@@ -234,7 +234,7 @@ def draft_canvas(target_canvas: TokenCanvas, model: TokenModel, ratio: int) -> T
 
 
 def enlarge_draft(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
-    """Step 2, U_r: enlarge the draft's rows so far, and write the rows of this block to the target's canvas."""
+    """Step 2, U_r: enlarge all draft rows so far, and write the cells of this block to the target's canvas."""
     ratio = block.ratio
     rows = block.draft_rows
     cells = block.cells
@@ -245,8 +245,8 @@ def enlarge_draft(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenC
 
 
 def reduce_result(block: Block, target_canvas: TokenCanvas, draft_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
-    """Step 6, D_r: reduce the target's rows so far, and write the rows of this block to the draft's canvas, from which
-    the draft model continues. The last block is not reduced.
+    """Step 6, D_r: reduce the target's rows so far, and write the draft rows of this block to the draft's canvas. The
+    draft model continues from these rows. The last block is not reduced.
     """
     if block.cells.stop == target_canvas.cells:
         return

@@ -1,4 +1,4 @@
-"""Checks that models and settings fit MuLo-SD (``__init__.py``). They run before anything is loaded or computed."""
+"""Checks that models and settings fit MuLo-SD. They run before anything is loaded or computed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check(target: TokenModel, settings: MuLoSDSettings) -> None:
     """Check the settings for a target model.
 
     Raises:
-        UserError: so many neighbours that nothing can be rejected, or guidance although the model was trained without a
+        UserError: so many neighbours that nothing can be rejected, or guidance with a model that was trained without a
             null class.
     """
     sampling_of(settings, target)
@@ -21,12 +21,12 @@ def check(target: TokenModel, settings: MuLoSDSettings) -> None:
 
 
 def check_pair(target: TokenModel, draft: TokenModel, *, codes: int, sampler: str) -> None:
-    """Check that two models generate the codes of one tokenizer, which has ``codes`` codes, in raster order.
+    """Check that two models generate codes of the same tokenizer, in raster order.
 
-    ``sampler``: the sampler's title, for the message.
+    ``codes``: the number of the tokenizer's codes; ``sampler``: the sampler's title, for the message.
 
     Raises:
-        UserError: a PAR, a Janus, or a model with a different number of codes.
+        UserError: a PAR, a Janus, or a model whose number of codes is not ``codes``.
     """
     why_no_janus = f"{sampler} needs a model of a smaller image, which no Janus draws"
     expect_raster(sampler, target, draft, why_no_janus=why_no_janus)

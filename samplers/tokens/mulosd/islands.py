@@ -1,13 +1,13 @@
-"""MuLo-SD's local repair: from the rejected cells R_T to the islands of cells that are resampled.
+"""MuLo-SD's local repair: from the rejected cells R_T to the *islands* of cells that the target resamples.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). The method expands
-R_T by a radius to the region R_X. The *islands* are the separate parts of R_X: its 8-connected components, CC_8(R_X).
-``waves.py`` divides the islands into waves.
+R_T by a radius to the region R_X. The islands are the separate parts of R_X: its 8-connected components, CC_8(R_X).
+``waves.py`` divides the islands into *waves*: a wave is the set of cells that one pass resamples.
 
-Everything here is computed on the host. One small map must be copied to the host in any case, because the number of
-waves determines how many passes follow. A grid is too small for a device to be faster.
+The host computes everything here. It needs the map of rejected cells in any case, because the number of waves
+determines how many passes follow. A grid is so small that a GPU would not be faster.
 
-Shapes: B images, h x w cells of a block (the rows that are verified together).
+Shapes: B images; h x w cells of a block. A block is the grid rows that the target verifies together.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from .waves import waves_of_islands
 
 
 class Repair(NamedTuple):
-    """What happens to the draft tokens of a block, in arrays [B, h, w]."""
+    """What happens to the draft tokens of a block. Each array is [B, h, w]."""
 
     rejected: np.ndarray  # R_T, bool
-    island_of_cell: np.ndarray  # number of the island of each cell, int32 from 1; 0 outside R_X
-    wave_of_cell: np.ndarray  # number of the wave that resamples each cell, int32 from 0; -1 outside R_X
+    island_of_cell: np.ndarray  # for each cell the number of its island, int32 from 1; 0 outside R_X
+    wave_of_cell: np.ndarray  # for each cell the index of the wave that resamples it, int32 from 0; -1 outside R_X
 
     def outcome(self) -> np.ndarray:
-        """What became of every draft token, uint8 [B, h, w], as numbered in ``reports/record.py``."""
+        """The outcome of every draft token, uint8 [B, h, w]: ACCEPTED, REJECTED or EXPANDED."""
         resampled = np.where(self.rejected, REJECTED, EXPANDED)
         return np.where(self.island_of_cell > 0, resampled, ACCEPTED).astype(np.uint8)
 
     def counts(self) -> dict[str, int]:
-        """Counts for the report: draft tokens that passed the verification; draft tokens that failed it; those that
-        passed but are resampled, because the expansion includes them; islands; and waves.
+        """Counts for the report. ``accepted`` counts the draft tokens that passed the verification. ``rejected`` counts
+        the draft tokens that failed it. ``expanded`` counts the accepted tokens that are resampled because they are in
+        R_X.
         """
         expanded = (self.island_of_cell > 0) & ~self.rejected
         return {
@@ -67,8 +68,8 @@ def repair_of(rejected: np.ndarray, settings: MuLoSDSettings) -> Repair:
 
 
 def islands_of_all(repairs: Sequence[Repair]) -> np.ndarray:
-    """The islands of all blocks, int32 [B, G, G] for a grid of G x G cells. In every image, the numbers of a block
-    continue those of the block before; 0 outside the islands.
+    """The number of each cell's island, int32 [B, G, G] for a grid of G x G cells; 0 outside the islands. In every
+    image, the numbers continue from block to block.
     """
     parts = []
     so_far = np.zeros((len(repairs[0].island_of_cell), 1, 1), np.int32)  # number of islands of each image
@@ -79,16 +80,19 @@ def islands_of_all(repairs: Sequence[Repair]) -> np.ndarray:
 
 
 def suffix(rejected: np.ndarray) -> np.ndarray:
-    """All cells from the first rejected cell on in raster order, bool [B, h, w]. ``rejected``: R_T, bool [B, h, w].
+    """The first rejected cell in raster order and all cells after it, bool [B, h, w]. ``rejected``: R_T, bool
+    [B, h, w].
 
-    Ordinary speculative decoding resamples these cells, because a rejection discards everything after it.
+    Ordinary speculative decoding resamples these cells, because it discards everything after a rejected token.
     """
     return np.logical_or.accumulate(rejected.reshape(len(rejected), -1), axis=1).reshape(rejected.shape)
 
 
 def expand(rejected: np.ndarray, radius: int) -> np.ndarray:
-    """R_X, bool [B, h, w]: all cells that are at most ``radius`` (the paper's l) rows and columns away from a rejected
-    cell, except the cells before the first rejected cell in raster order. ``rejected``: R_T, bool [B, h, w].
+    """R_X, bool [B, h, w]: the cells that are at most ``radius`` rows and at most ``radius`` columns away from a
+    rejected cell. Cells before the first rejected cell in raster order are excluded.
+
+    ``rejected``: R_T, bool [B, h, w]; ``radius``: the paper's l.
     """
     near = F.max_pool2d(torch.from_numpy(rejected).float(), 2 * radius + 1, 1, radius)
     return (near > 0).numpy() & suffix(rejected)
@@ -104,8 +108,8 @@ def find_islands(region: np.ndarray) -> np.ndarray:
     cells = height * width
     inside = torch.from_numpy(np.ascontiguousarray(region))  # torch does not read arrays with negative strides
 
-    # 1. The weights of the cells decrease in raster order. Every cell repeatedly takes the greatest weight around it,
-    #    until it has the weight of the first cell of its island.
+    # 1. The weights of the cells decrease in raster order. Every cell repeatedly takes the greatest weight among itself
+    #    and its neighbours in the region. At the end, it has the weight of the first cell of its island.
     weight = torch.arange(cells, 0, -1, dtype=torch.float32).view(height, width) * inside
     greatest = weight
     while True:
@@ -114,7 +118,7 @@ def find_islands(region: np.ndarray) -> np.ndarray:
             break
         greatest = spread
 
-    # 2. The first cells are numbered in raster order. Every cell takes the number of its island's first cell.
+    # 2. Number the first cells of the islands in raster order. Every cell takes the number of its island's first cell.
     is_first = (inside & (greatest == weight)).flatten(1)
     first_cell = (cells - greatest).flatten(1).long().clamp(max=cells - 1)
     number = is_first.cumsum(1).gather(1, first_cell)

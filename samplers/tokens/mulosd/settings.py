@@ -1,4 +1,4 @@
-"""Settings of MuLo-SD; see ``samplers/settings.py`` for the metadata of a field."""
+"""Settings of MuLo-SD; ``samplers/settings.py`` explains the arguments of a field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 from ...settings import knob
 from ..settings import TokenSettings, cfg_knob, entropy_temperature_knob, top_k_knob
 
-# In each field: first the default and the tooltip, then the range.
+# Each call of ``knob`` has the default and the tooltip first, then the range.
 # fmt: off
 
 # Choices of the setting "resample_order".
@@ -18,16 +18,16 @@ ONE_BY_ONE = "one by one"
 LOCAL = "local"
 SUFFIX = "suffix"
 
-# The number of neighbours in LANTERN (see acceptance.py), and the size of LANTERN's codebook. The default number of
-# neighbours is the same share of any other codebook.
+# Number of neighbours in LANTERN (see acceptance.py), and number of codes in LANTERN's codebook. For a codebook of a
+# different size, the default number of neighbours is the same share of its codes.
 PUBLISHED_NEIGHBOURS = 1000
 PUBLISHED_CODES = 16384
 
 
 @dataclass(frozen=True)
 class MuLoSDSettings(TokenSettings):
-    """Settings of MuLo-SD (CVPR 2026): a draft model generates a small image, which is enlarged; the target verifies it
-    and resamples parts of it. The method is lossy: the image differs from the image that the target generates alone.
+    """Settings of MuLo-SD (CVPR 2026). A draft model generates a small image. The target verifies the enlarged image
+    and resamples parts of it. The method is lossy: it changes the distribution of the target's images.
     """
 
     different_image: ClassVar[bool] = True
@@ -100,12 +100,12 @@ class MuLoSDSettings(TokenSettings):
         return self.tau > 1 and not self.acceptance_target and in_raster_order
 
     def rows_at_once(self, draft_side: int) -> int:
-        """How many of the ``draft_side`` rows of a draft are generated before the target verifies them."""
+        """Number of rows that are drafted before the target verifies them. A draft has ``draft_side`` rows."""
         return min(self.draft_rows or draft_side, draft_side)
 
     def neighbours_among(self, codes: int) -> int:
-        """Number of neighbours of a code in a codebook with ``codes`` codes. If *neighbours* is None, it is the same
-        share of the codebook as in LANTERN.
+        """Number of neighbours of a code in a codebook with ``codes`` codes. If *neighbours* is None, the neighbours
+        are the same share of the codebook as in LANTERN.
         """
         if self.neighbours is not None:
             return self.neighbours

@@ -4,14 +4,14 @@ whose side is r times as long. D_r does the opposite.
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149), section
 "Multi-Scale Drafting". There are two kinds:
 
-- in pixels: the tokenizer decodes the codes, the image is resized, and the tokenizer encodes the result. This needs no
-  training and is the paper's default. U_r resizes by bicubic interpolation or by a given function; D_r averages areas
-  of pixels.
-- in latents: two trained networks turn codes into codes (``networks/latent_samplers.py``) without a decoder.
+- in pixels: the tokenizer decodes the codes, U_r or D_r resizes the decoded image, and the tokenizer encodes the
+  resized image. This kind needs no training and is the paper's default. U_r resizes by bicubic interpolation or with an
+  upscale model. D_r averages areas of pixels.
+- in latents: two trained networks turn codes into codes, without a decoder (``networks/latent_samplers.py``).
 
-Both kinds get only the first rows of an image, because MuLo-SD drafts some rows at a time.
+Both kinds get only the first grid rows of an image, because MuLo-SD drafts some rows at a time.
 
-Shapes: B images; h rows of w codes, the first rows of an image of w x w codes, so h is at most w.
+Shapes: B images of w x w codes; h, at most w, is the number of rows that U_r or D_r gets.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from ....errors import UserError, not_finite
 from ....networks.autoencoder import VQModel
 from ....networks.latent_samplers import LatentSamplersModel
 
-# A function that enlarges images [B, 3, H, W] in 0..1, to any size. The result is then resized to the exact size.
+# A function that enlarges images [B, 3, H, W] in 0..1, to any size; the up-sampler then resizes them to the exact size.
 Enlarge = Callable[[Tensor], Tensor]
-# Pixels of the larger images that are computed at once, unless one image alone has more.
+# How many pixels the up-sampler computes at once, in images of the larger size; more if one image alone has more.
 _PIXELS_AT_ONCE = 1 << 21
-# Cells of the large grids that a trained network computes at once, unless one image alone has more.
+# How many cells a trained network computes at once, in grids of the larger size; more if one image alone has more.
 _CELLS_AT_ONCE = 1 << 16
-# The name in reports if images are enlarged without an upscale model.
+# The name in reports if U_r works in pixels without an upscale model.
 BICUBIC = "bicubic"
 
 
 class UpSampling(ABC):
-    """U_r and D_r of a pair of models.
+    """U_r and D_r for a pair of models, draft and target.
 
     Attributes:
         tokenizer: the tokenizer of both models.
         tokenizer_net: the tokenizer's network.
-        name: name of the model or method that enlarges, for reports and messages.
+        name: name of the model or method that enlarges images, for reports and messages.
     """
 
     def __init__(self, vq: VQModel, name: str):
@@ -63,8 +63,8 @@ class UpSampling(ABC):
 
     @abstractmethod
     def down(self, codes: Tensor, factor: int) -> Tensor:
-        """D_r: reduce the first rows of images, int64 [B, h, w], to [B, h / factor, w / factor]. ``factor`` is r; h and
-        w are multiples of it.
+        """D_r: reduce the first rows of images, int64 [B, h, w], to [B, h / factor, w / factor]. ``factor``: r. h and w
+        are multiples of r.
 
         Raises:
             UserError: pixels that are not finite.
@@ -90,7 +90,7 @@ class LatentUpSampling(UpSampling):
         return self._apply_in_parts(self._net.down, codes, codes[0].numel())
 
     def _apply_in_parts(self, network: Callable[[Tensor], Tensor], codes: Tensor, cells: int) -> Tensor:
-        """Apply a network to some images at a time. ``cells``: number of cells that an image has in the large grid."""
+        """Apply a network to some images at a time. ``cells``: number of cells of one image in the larger grid."""
         codes = codes.to(self._net.codebook.embedding.weight.device)
         return torch.cat([network(part) for part in codes.split(max(1, _CELLS_AT_ONCE // cells))])
 
@@ -100,8 +100,8 @@ class PixelUpSampling(UpSampling):
 
     Args:
         vq: the tokenizer of draft and target.
-        enlarge: the function that enlarges images; None for bicubic interpolation.
-        name: name of ``enlarge``.
+        enlarge: a function that enlarges images, such as an upscale model; None for bicubic interpolation.
+        name: the name of this function or model.
     """
 
     def __init__(self, vq: VQModel, enlarge: Enlarge | None = None, name: str = BICUBIC):
@@ -119,9 +119,9 @@ class PixelUpSampling(UpSampling):
         return small[:, : codes.shape[1] // factor]
 
     def _decode_resize_encode(self, codes: Tensor, side: int, resize: Callable[[Tensor], Tensor]) -> Tensor:
-        """Decode codes, ``resize`` the images [B, 3, H, W] in -1..1, and encode the result.
+        """Decode codes to images [B, 3, H, W] in -1..1, call ``resize`` with the images, and encode the resized images.
 
-        ``side``: side, in pixels, of the images before or after resizing, whichever are larger. It determines how many
+        ``side``: side of an image, in pixels, before or after resizing, whichever is larger. It determines how many
         images are computed at a time. The host waits for the device once, at the end.
 
         Raises:
@@ -129,7 +129,7 @@ class PixelUpSampling(UpSampling):
         """
         codes = whole_image(codes).to(self.tokenizer_net.quantize.embedding.weight.device)
         out = []
-        largest = []  # for each part the largest absolute values of the decoded and of the resized images, fp32 [2]
+        largest = []  # per part, the largest absolute value of the decoded and of the resized pixels, fp32 [2]
         for part in codes.split(max(1, _PIXELS_AT_ONCE // side**2)):
             decoded = self.tokenizer_net.decode_codes(part).float()
             resized = resize(decoded)
@@ -161,12 +161,11 @@ class PixelUpSampling(UpSampling):
 
 
 def whole_image(codes: Tensor) -> Tensor:
-    """Complete the first rows of images to squares, int64 [B, w, w], by repeating the last row. ``codes``: the first
-    rows, int64 [B, h, w].
+    """Repeat the last row of ``codes``, int64 [B, h, w], until the grid is square: int64 [B, w, w].
 
     The tokenizer normalises over all positions, attends to all positions, and pads at the borders. If it encoded the
     first rows alone, their codes would therefore differ from the codes of the same rows in a whole image, and the
-    target would reject them.
+    target would reject the codes.
     """
     _, height, width = codes.shape
     below = codes[:, -1:].expand(-1, width - height, -1)

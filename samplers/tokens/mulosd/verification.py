@@ -1,11 +1,13 @@
 """MuLo-SD's target: one pass verifies the drafts of a block, and further passes resample the block's islands.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). A *draft* is the
-draft token of a cell. ``acceptance.py`` decides which drafts are accepted, ``islands.py`` which cells are resampled,
-and ``waves.py`` in which pass. The numbers 3 to 5 are the steps of a cycle, see ``__init__.py``.
+draft token of a cell. ``acceptance.py`` says which drafts are accepted, ``islands.py`` says which cells are resampled,
+and ``waves.py`` says in which pass. Steps 3, 4 and 5 are steps of the cycle in ``__init__.py``.
+
+The transformer's output for a fed token is a *hidden row*. It predicts the cell after this token.
 
 Shapes: B images; R batch rows, which are B or, with guidance, 2 B; G x G cells of the target's grid; n cells of a block
-of h rows; m fed tokens; C channels; V codes, each with k neighbours.
+of h grid rows; m fed tokens; C channels of a hidden row; V codes, each with k neighbours.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from .islands import Repair
 from .settings import MuLoSDSettings
 from .waves import WavePass, later_wave_passes, left_aligned
 
-# How many logits are computed at once, for all batch rows together: they take 64 MiB in fp32.
+# This many logits are computed at once, for all batch rows together. They take 64 MiB in fp32.
 _LOGITS_AT_ONCE = 1 << 24
 
 
@@ -39,7 +41,7 @@ class BlockVerifier:
 
     Args:
         canvas: the target's images.
-        condition: the packed condition.
+        condition: the condition, prepared for the target.
         neighbours: the table of neighbours, int32 [V, 1 + k], see :func:`.acceptance.nearest_codes`.
     """
 
@@ -50,7 +52,7 @@ class BlockVerifier:
         self.reads_null = canvas.sampling.uses_guidance  # whether the transformer also reads the null condition
         self.draw = TokenDraw(canvas)
         self.neighbours = neighbours
-        self.pools: list[Tensor] = []  # for every block so far its pooled probabilities, fp32 [B * n]
+        self.pools: list[Tensor] = []  # for every block so far, the pooled probabilities, fp32 [B * n]
 
     # ------------------------------------------------------------ 3. verification
 
@@ -70,14 +72,14 @@ class BlockVerifier:
         return hidden, rejected.cpu().numpy().reshape(canvas.images, -1, canvas.grid[1])
 
     def feed_block(self, block: Block) -> Tensor:
-        """Feed a block, and feed the block before it again, which updates that block's keys and values.
+        """Feed the drafts of a block, and feed the previous block again to update its keys and values.
 
         Returns the hidden rows [R, n, C] that predict the cells of the block.
         """
         canvas = self.canvas
-        # A fed cell predicts the next cell, so the last cell of the block need not be fed.
+        # The last cell of the block need not be fed, because it would predict a cell outside the block.
         if block.is_first:
-            # With several images, the last cell of the grid may be fed as padding, which needs a slot; see WavePass.
+            # With several images, the last cell of the grid may be fed as padding (see WavePass), so it needs a slot.
             slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
             hidden = self.transformer.prefill(self.reads_null, slots, canvas.values[:, : block.cells.stop - 1])
         else:
@@ -90,14 +92,14 @@ class BlockVerifier:
         return hidden[:, -len(block.cells) :]
 
     def pool_and_reject(self, hidden: Tensor, cells: range) -> tuple[Tensor, Tensor]:
-        """Pooled probabilities of the drafts of n ``cells``, fp32 [B, n]; and the rejected drafts R_T, bool [B, n].
+        """The pooled probabilities of the drafts of n ``cells``, fp32 [B, n], and the rejected drafts R_T, bool [B, n].
 
-        ``hidden``: the rows that predict these cells, [R, n, C].
+        ``hidden``: the hidden rows that predict these cells, [R, n, C].
 
-        This function is not recorded as a CUDA graph. A recording would save little time, because the kernels of a
-        whole block take longer than their launch; and it would keep the memory of the logits.
+        FastAR does not record this function as a CUDA graph. A recording would save little time, because the kernels of
+        a whole block take longer than their launches. It would also keep the memory of the logits occupied.
         """
-        # 1. The probability of each draft, together with its neighbours (pool) and alone. To limit memory, the logits
+        # 1. The pooled probability of each draft, and its probability without neighbours. To limit memory, the logits
         #    are computed for some cells at a time.
         sampling = self.canvas.sampling
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
@@ -112,7 +114,7 @@ class BlockVerifier:
             own_probabilities.append(p.gather(-1, drafts[..., None])[..., 0])
         pool = torch.cat(pools, dim=1)
 
-        # 2. Accept a share of the drafts, or all drafts whose pooled probability is tau or more.
+        # 2. Accept a share of the drafts or, without a share, all drafts whose pooled probability is at least tau.
         share = self.settings.acceptance_target
         if share:
             own_probability = torch.cat(own_probabilities, dim=1)
@@ -123,14 +125,12 @@ class BlockVerifier:
 
     @property
     def newest_pass(self) -> int:
-        """The number of the latest pass of either model, counted from 0 over the passes of both models, which share
-        the report.
-        """
+        """The index of the latest pass. It counts the passes of both models from 0, because they share the report."""
         return self.canvas.report.counts["transformer_passes"] - 1
 
     def accept(self, block: Block, repair: Repair) -> None:
-        """Step 4: decide the drafts of a block that are not resampled. The pass that has verified them counts as the
-        pass that decides them.
+        """Step 4: decide the drafts of a block that are not resampled. For the report, the pass that verified these
+        drafts is the pass that decides them.
         """
         canvas = self.canvas
         accepted = repair.outcome().reshape(canvas.images, -1) == ACCEPTED
@@ -142,11 +142,11 @@ class BlockVerifier:
     # ------------------------------------------------------------ 5. resampling
 
     def resample(self, block: Block, hidden: Tensor, repair: Repair) -> Iterator[tuple[int, Verdict]]:
-        """Step 5: resample the islands of a block, one wave per pass. After every wave, yields the progress, see
-        :class:`Block`, and what the wave decides.
+        """Step 5: resample the islands of a block, one wave per pass. Yields after every wave: the progress (see
+        :class:`Block`), and the verdict, which has the cells of the wave and their new tokens.
 
         ``hidden``: from :meth:`verify`, [R, n, C]. These rows predict all cells of the block, so the first wave needs
-        no pass of its own. It is yielded even if no cell is resampled.
+        no pass of its own. The first wave is yielded even if no cell is resampled.
         """
         canvas = self.canvas
         outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]
@@ -170,22 +170,23 @@ class BlockVerifier:
             yield decided(done, cells, self.sample(hidden, to_device(wave.predicted_by, canvas.device), cells))
 
     def feed_wave(self, wave: WavePass) -> Tensor:
-        """Feed the cells that a wave needs, see :class:`WavePass`. Returns their hidden rows, [R, m, C]."""
+        """Feed the cells of ``wave.fed``, see :class:`WavePass`. Returns their hidden rows, [R, m, C]."""
         canvas = self.canvas
         fed = to_device(wave.fed, canvas.device)
-        # The table of positions has no entry for the last cell, which is fed only as padding.
+        # The transformer's table of positions has no entry for the last cell. This cell is fed only as padding, so any
+        # position serves.
         position = fed.clamp(max=canvas.cells - 2)
         with canvas.clock.phase("transformer"):
             rows = causal_rows(fed, position, self.transformer.cache.prefix, wave.end)
             return self.transformer.feed(canvas.values, rows, self.reads_null)
 
     def sample(self, hidden: Tensor, predicted_by: Tensor, cells: Tensor) -> Tensor:
-        """Sample a token for each of the ``cells``, int64 [B, a]; the result is int64 [B, a].
+        """Sample a token for each of the ``cells``. Returns the tokens, int64 [B, a].
 
         Args:
             hidden: hidden rows, [R, m, C].
-            predicted_by: for each cell the index of the hidden row that predicts it, int64 [B, a].
-            cells: the cells.
+            predicted_by: for each cell, the index of the hidden row that predicts this cell, int64 [B, a].
+            cells: a cells for each image, int64 [B, a].
         """
         if not cells.shape[1]:
             return cells  # no draft is rejected
@@ -200,17 +201,17 @@ class BlockVerifier:
 
 
 def causal_rows(cells: Tensor, position: Tensor, prefix: int, end: int) -> FedRows:
-    """Rows for the transformer that feed each of the ``cells``, int64 [...], at its ``position``, int64 [...].
+    """Rows that feed the transformer each of the ``cells``, int64 [...], at its ``position``, int64 [...].
 
-    Each row attends to the condition, which takes ``prefix`` slots of the cache, and to all cells whose number is at
-    most the row's position and below ``end``.
+    Each row attends to the condition, in the first ``prefix`` slots of the cache. It also attends to all cells up to
+    the row's position that are before the cell ``end``.
     """
     mask = torch.arange(prefix + end, device=cells.device) <= prefix + position[..., None]
     return FedRows(cell=cells, position=position, cache_slot=cells + prefix, cache_end=prefix + end, mask=mask)
 
 
 def cells_at_once(rows: int, codes: int) -> int:
-    """How many cells may have their logits computed at once; this limits the memory. Each cell has a logit for each of
-    ``rows`` batch rows and ``codes`` codes.
+    """Number of cells whose logits are computed at once; it limits the memory. Each cell has ``rows`` * ``codes``
+    logits, for ``rows`` batch rows and ``codes`` codes.
     """
     return max(1, _LOGITS_AT_ONCE // (rows * codes))

@@ -1,10 +1,11 @@
 """The waves in which MuLo-SD resamples islands, and the pass of the transformer for each wave.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). ``islands.py``
-explains *islands*. A *wave* is the set of cells that one pass resamples. All islands are resampled at the same time,
-each in raster order or with ZipAR's window (``zipar.py``). Everything here is computed on the host.
+explains *islands*. A *wave* is the set of cells that one pass resamples. The target resamples all islands at the same
+time, each in raster order or with ZipAR's window (``zipar.py``). The host computes everything here.
 
-Shapes: B images; h x w cells of a block (the rows that are verified together); L cells of the grid.
+Shapes: B images; h x w cells of a block; L cells of the grid. A block is the grid rows that the target verifies
+together.
 """
 
 from __future__ import annotations
@@ -13,25 +14,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Stands for no wave: a number below all waves.
+# Stands for "no wave" in a maximum: it is below the index of every wave.
 _BEFORE_ALL = np.iinfo(np.int32).min // 2
 
 
 def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
-    """The wave that resamples each cell, int32 [B, h, w], from 0; -1 outside the islands. All islands begin in wave 0.
+    """The index of the wave that resamples each cell, int32 [B, h, w], from 0; -1 outside the islands. All islands
+    begin in wave 0.
 
-    A cell waits for two kinds of cells of its island: the cells to its left in its row, and the cells in the rows
-    above, in columns up to its own column + ``reach`` - 1. This loop over the cells in raster order defines the waves;
-    max is -1 if the cell waits for no other cell::
+    A cell waits for two kinds of cells in its island. The first kind is to its left, in the same row. The second kind
+    is in the rows above, in columns up to the cell's own column + ``reach`` - 1. This loop over the cells in raster
+    order defines the waves. If a cell waits for no other cell, max is -1::
 
         for cell in island:
             wave[cell] = 1 + max(wave[other] for other in island if cell waits for other)
 
-    The function computes the waves of a row for all islands at once.
+    The function is faster than this loop: it computes the waves of a grid row for all islands at once.
 
     Args:
         island_of_cell: number of each cell's island, int32 [B, h, w], from :func:`.islands.find_islands`.
-        reach: at least 1, see above. A ``reach`` of w or more gives raster order; a lower one is ZipAR's window.
+        reach: at least 1. If it is w or more, the order is raster order. If it is lower, it is ZipAR's window.
     """
     image, row, column = np.nonzero(island_of_cell)
     wave_of_cell = np.full(island_of_cell.shape, -1, np.int32)
@@ -42,8 +44,8 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
     most_islands = int(island_of_cell.max())  # the largest number of islands in an image
     island = image * most_islands + island_of_cell[image, row, column] - 1
 
-    # Go down the rows. latest_above[i, c] is the latest wave of island i in the rows above, in columns up to c; -1 if
-    # the island has no cells there.
+    # Go from the top row to the bottom row. latest_above[i, c] is the latest wave of island i in the rows above, in
+    # columns up to c; -1 if the island has no cells there.
     latest_above = np.full((images * most_islands, width), -1, np.int32)
     for y in range(height):
         in_row = row == y
@@ -60,25 +62,25 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
         row_waves = _waves_of_row(belongs, latest_above[present], reach)
         wave_of_cell[image[in_row], y, column_in_row] = row_waves[index_in_present, column_in_row]
 
-        # 3. For the next row, this row is above.
+        # 3. Add this row to the rows above the next row.
         latest = np.maximum.accumulate(np.where(belongs, row_waves, _BEFORE_ALL), axis=1)
         latest_above[present] = np.maximum(latest_above[present], latest)
     return wave_of_cell
 
 
 def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> np.ndarray:
-    """The waves of a row's cells in n islands, int32 [n, width]. If a cell is not in an island, its number for this
-    island is arbitrary.
+    """The waves of the cells of a grid row in n islands, int32 [n, width]. If a cell is not in an island, the entry of
+    this cell and island is arbitrary.
 
-    The wave of a cell is 1 + the latest wave of the cells for which it waits: cells of its island in the rows above,
-    and the previous cell of its island in the row. Let the *place* of a cell be its index among the island's cells in
-    the row, and let latest above[q] be the latest wave for which the cell at place q waits in the rows above. This cell
-    is in wave 1 + latest above[q] at the earliest, and every next place at least one wave later. So for place p::
+    The wave of a cell is 1 + the latest wave of the cells for which it waits. In this function, the *place* of a cell
+    is its index among the island's cells in the row. Let latest above[q] be the latest wave in the rows above for which
+    the cell at place q waits. The cell at place q is in wave 1 + latest above[q] at the earliest, and each place after
+    it is at least one wave later. So for place p::
 
         wave[p] = max over q up to p of 1 + latest above[q] + p - q
 
-    This means that wave - place is the running maximum of 1 + latest above - place. For example, with ``reach`` 1 and
-    an island (x) that has no cell in the second column::
+    This means that wave - place is the running maximum of 1 + latest above - place. In this example, ``reach`` is 1,
+    and an island (x) has no cell in the second column::
 
         belongs               x  .  x  x
         latest above          1  1  4  4
@@ -89,38 +91,38 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
 
     Args:
         belongs: bool [n, width], whether each cell of the row belongs to each island.
-        latest_above: int32 [n, width], for each column c the latest wave of each island in the rows above, in columns
-            up to c.
-        reach: a cell waits for cells above in columns up to its own column + ``reach`` - 1.
+        latest_above: int32 [n, width]; column c holds the latest wave of each island in the rows above, in columns up
+            to c.
+        reach: see :func:`waves_of_islands`.
     """
     width = belongs.shape[1]
     place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1
-    last_column_above = np.minimum(np.arange(width) + reach - 1, width - 1)  # in which a cell waits for cells above
+    last_column_above = np.minimum(np.arange(width) + reach - 1, width - 1)  # a cell waits for cells above up to here
 
     wave_minus_place = np.where(belongs, 1 + latest_above[:, last_column_above] - place, _BEFORE_ALL)
     return np.maximum.accumulate(wave_minus_place, axis=1) + place
 
 
 class WavePass(NamedTuple):
-    """The pass that resamples a wave after the first one, in int64 arrays. Each row of an array is for one image. An
-    image with fewer entries than other images of its batch has padding at the end of its rows.
+    """The pass that resamples a later wave, a wave after the first one. All arrays are int64, and each row of an array
+    is for one image. If an image has fewer entries than other images, its rows end with padding.
     """
 
-    # Cells to resample, [B, a]; padding: L, which is the index of the canvas' column for padding.
+    # Cells to resample, [B, a]. Padding is L: the canvas has a column for padding after its L cells.
     cells: np.ndarray
-    # Cells whose tokens are fed, [B, m]; padding: the last cell of the grid, L - 1. This cell predicts no cell, so it
-    # is fed only as padding, and no fed token attends to it. A cache for more than one image needs a slot for it.
+    # Cells whose tokens are fed, [B, m]. Padding is L - 1, the last cell of the grid. It predicts no cell, so it is fed
+    # only as padding, and no fed token attends to it. A cache for several images needs a slot for this cell.
     fed: np.ndarray
-    # For each cell to resample, the index in ``fed`` of the cell that predicts it, [B, a]; padding: 0.
+    # For each cell to resample, the index in ``fed`` of the cell that predicts it, [B, a]. Padding is 0.
     predicted_by: np.ndarray
-    end: int  # fed tokens attend only to cells with a number below this
+    end: int  # fed tokens attend only to cells before this cell
 
 
 def later_wave_passes(wave_of_cell: np.ndarray, block_end: int) -> list[WavePass]:
     """The pass of each wave after the first one. The first wave needs no pass, because the pass that verified the block
     has already predicted all cells of the block.
 
-    For example, if one island covers all of 3 x 3 cells and ``reach`` is 1::
+    In this example, one island covers a grid of 3 x 3 cells, and ``reach`` is 1::
 
         cells    wave of each    wave  resamples  feeds  which predict
         0 1 2    0 1 2           0     0          -      -
@@ -134,7 +136,7 @@ def later_wave_passes(wave_of_cell: np.ndarray, block_end: int) -> list[WavePass
 
     Args:
         wave_of_cell: int [B, L], the wave of each cell; -1 for a cell that is not resampled.
-        block_end: number of the first cell after the block.
+        block_end: the first cell after the block.
     """
     passes = []
     for k in range(1, int(wave_of_cell.max(initial=0)) + 1):
@@ -143,8 +145,8 @@ def later_wave_passes(wave_of_cell: np.ndarray, block_end: int) -> list[WavePass
 
 
 def _wave_pass(resampled: np.ndarray, resampled_before: np.ndarray, block_end: int) -> WavePass:
-    """The pass that resamples some cells: it feeds the cell before each of them, and the cells that the previous pass
-    has resampled.
+    """The pass that resamples some cells. It feeds the cell before each of these cells, and the cells that the previous
+    pass has resampled.
 
     Args:
         resampled, resampled_before: bool [B, L], the cells that this pass and the previous pass resample.
@@ -152,12 +154,12 @@ def _wave_pass(resampled: np.ndarray, resampled_before: np.ndarray, block_end: i
     """
     # 1. The cells to feed.
     is_fed = resampled_before.copy()
-    is_fed[:, :-1] |= resampled[:, 1:]  # each cell is predicted by the cell before it
+    is_fed[:, :-1] |= resampled[:, 1:]  # the cell before each cell predicts it
     is_fed[:, block_end - 1] = False  # the block's last cell predicts a cell outside the block
     is_fed &= resampled.any(1, keepdims=True)  # nothing is fed for an image without a cell in this wave
     end = int(is_fed.any(0).nonzero()[0].max()) + 1
 
-    # 2. The index of each cell's predictor among the fed cells. In cumsum, the first fed cell has the number 1.
+    # 2. For each cell to resample, the index in ``fed`` of the cell before it. cumsum is 1 at the first fed cell.
     count = resampled.shape[1]
     cells = left_aligned(resampled, padding=count)
     index_in_fed = is_fed.cumsum(1) - 1
