@@ -608,7 +608,7 @@ def _in_list(prompt: Any) -> list[str | int]:
     except TypeError:
         shown = f"{prompt!r}"[:60]
         raise UserError(
-            f"prompt: {shown} is neither a text nor a class id; give a text or a class id, or several in a list."
+            f"prompt: {shown} is neither a text nor a class id; give a prompt or a class id, or a list of them."
         ) from None
 
 

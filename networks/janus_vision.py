@@ -160,8 +160,8 @@ class ImageReader:
         codes = vq.codes(features).flatten()
         if len(codes) != len(rows):
             raise UserError(
-                f"image: {self.name} reads an image as {len(rows)} rows, but the decoder gives {len(codes)} tokens; "
-                "choose the decoder from the model's file."
+                f"image: {self.name} reads an image as {len(rows)} vectors, but the decoder gives {len(codes)} tokens; "
+                "use the decoder that the model's file contains."
             )
         return ReadImage(rows, codes.to(rows.device))
 

@@ -65,8 +65,8 @@ class CompareSettings(Settings):
              "an accelerated sampler whose settings give the identical image, or else the sampler that made the "
              "most passes. At 0, each kind of model (such as MAR, LlamaGen and Tar) gets its own baseline and group "
              "of cells, because their networks and image sizes differ. Two models of the same kind, or two image "
-             "sizes, also get separate baselines. Any other number makes the cell of that number the baseline of "
-             "all cells.",
+             "sizes, also get separate baselines. With any other number, the cell with that number is the baseline "
+             "of all cells.",
     )
     differences: bool = knob(
         False,

@@ -491,8 +491,8 @@ class ImageAndPrompt(io.ComfyNode):
     more_of_outputs = {
         "condition": (
             "FastAR refuses this condition for models that were not trained to edit, such as Janus-Pro and "
-            "NextStep-1.1, because they would ignore the image. FastAR tells from a model's name whether the model was "
-            "trained to edit. If the name does not tell, the report contains a warning."
+            "NextStep-1.1, because they would ignore the image. FastAR judges by a model's name whether the model "
+            "was trained to edit. If the name does not show this, the report contains a warning."
         ),
     }
 

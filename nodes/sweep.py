@@ -83,11 +83,11 @@ class SweepSettings(Settings):
         "What changes from column to column: a setting of the chosen sampler, its preset, or the checkpoint, label or "
         "prompt.",
         choices=_AXES,
-        more="For *checkpoint*, the sweep runs the loader at the input *model* once for each value. For *label* or "
-             "*prompt*, the sweep runs the node at the input *condition* once for each value; this node must be "
-             "Class Label, Prompt (FastAR), LlamaGen Prompt or Tar Prompt, and must be connected directly. All "
-             "other inputs of these nodes stay unchanged. The models of all checkpoints are in system memory at the "
-             "same time.",
+        more="For *checkpoint*, the sweep runs the loader that is connected to *model* once for each value. For "
+             "*label* or *prompt*, the sweep runs the node that is connected to *condition* once for each value; "
+             "this node must be Class Label, Prompt (FastAR), LlamaGen Prompt or Tar Prompt, and must be connected "
+             "directly. All other inputs of these nodes stay unchanged. The models of all checkpoints are in system "
+             "memory at the same time.",
     )
     y: str = knob(
         NONE,

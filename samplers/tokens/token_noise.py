@@ -45,7 +45,7 @@ class TokenNoise:
             TypeError: the object is of a derived class that does not override this method.
         """
         if type(self) is not TokenNoise:
-            raise TypeError(f"{type(self).__name__} draws other numbers; define its of(), which keeps some images.")
+            raise TypeError(f"{type(self).__name__} takes its random numbers from elsewhere; override of().")
         return TokenNoise(self.seed, [self.images[i] for i in images])
 
     def stream(self, name: str, values: int, device: torch.device) -> CellNoise:

@@ -72,8 +72,8 @@ class Guided(Refinement):
         last_left_out = last_step_with_full_weight(weights)
         if last_left_out is not None:
             left_out = last_left_out + 1
-            # The state after the last step that is left out is the draft plus this step's noise. In a full step, the
-            # head chooses sigma from a range. Here sigma is the middle of this range, times the temperature.
+            # The state after the last step that is left out is the draft plus this step's noise. When a step is
+            # run, the head chooses sigma from a range. Here sigma is the middle of this range, times the temperature.
             self.sigma = table.columns().log_std_middle[last_left_out].exp() * settings.temperature
             noise = noise._replace(start=noise.steps[last_left_out])
         super().__init__(canvas, table, noise, left_out)
@@ -85,8 +85,8 @@ class Guided(Refinement):
 
 class Renoised(Refinement):
     """The last S of T_g steps, without the mixing of :class:`Guided`. They start from the draft x' with added noise:
-    x = sqrt(abar_t) x' + sqrt(1 - abar_t) noise. A diffusion has the same amount of noise before these steps. t is the
-    timestep of the first of the S steps, and abar_t is the product of all 1 - beta up to t.
+    x = sqrt(abar_t) x' + sqrt(1 - abar_t) noise. A diffusion that starts from pure noise has as much noise before these
+    steps. t is the timestep of the first of the S steps, and abar_t is the product of all 1 - beta up to t.
     """
 
     def __init__(self, canvas: MARCanvas):

@@ -225,5 +225,5 @@ def test_a_class_with_other_numbers_says_which_are_those_of_some_images():
         def gumbel(self, stream, cells, values):
             return torch.zeros(len(self), len(cells), values)
 
-    with pytest.raises(TypeError, match=r"Other draws other numbers; define its of\(\)"):
+    with pytest.raises(TypeError, match=r"Other takes its random numbers from elsewhere; override of\(\)"):
         Other(3, (4, 5, 6)).of([0, 2])
