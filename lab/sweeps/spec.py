@@ -271,8 +271,8 @@ def expand(spec: Spec) -> list[Combination]:
             of_samplers.append((name, values))
         elif len(values) > 1:
             raise UserError(
-                f"set: {name} lists {len(values)} values, but a setting of the prompts has one value for all cells; give "
-                "one value."
+                f"set: {name} lists {len(values)} values, but a setting of the prompts has one value for all cells; "
+                "give one value."
             )
 
     given = assigned(entries, of_samplers)
