@@ -148,7 +148,7 @@ def test_features_that_are_not_finite_have_no_codes():
 
 def test_a_tokenizer_of_another_size_is_refused():
     other = replace(tiny_reader(), vq=_Larger(tiny_reader().vq))
-    with pytest.raises(UserError, match="16 rows, but the decoder gives 64 tokens"):
+    with pytest.raises(UserError, match="16 vectors, but the decoder gives 64 tokens"):
         other.read(squared(picture(0), 16, 3))
 
 
