@@ -14,7 +14,7 @@ endif
 
 # In compare.png: exact parallel decoding, whose image is identical in a quarter of the passes, then FastHybrid and LazyMAR beside MAR.
 demo: $(READY)
-	$(PY) -m fastar_nodes compare --model demo --label cat --seed 7 --samplers llamagen,llamagen:parallel,mar,fasthybrid,lazymar \
+	$(PY) -m fastar_nodes compare --model demo --label cat --seed 1 --samplers llamagen,llamagen:parallel,mar,fasthybrid,lazymar \
 	  --set llamagen:parallel.parallel=16 --set preset=balanced --out compare.png
 
 test: $(READY)
