@@ -43,8 +43,9 @@ SMALL_PICTURES, LARGE_PICTURES = 120_000, 100_000
 DEFAULTS = {"cfg": 1.5, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
 # ZipAR's window by grid. A window of 8 on the 8 x 8 grid would be raster order.
 WINDOWS = {LOW_GRID: 6, GRID: 8}
-# At 16 x 16 tokens, a lower temperature with a larger top_p gives more correct scenes and whole objects, and about as
-# many different scenes. The LlamaGen learned codes of its own choice and also needs less guidance.
+# At 16 x 16 tokens, a lower temperature with a larger top_p gives more distinct scenes (LlamaGen) or more whole objects
+# (Tar's de-tokenizer) than temperature 1 with a small top_p. The LlamaGen was trained on codes that it chose itself, so
+# it needs less guidance.
 LARGE_DEFAULTS = {"temperature": 0.6, "top_p": 0.9}
 LARGE_LLAMAGEN_DEFAULTS = {"cfg": 1.1, "temperature": 0.75, "top_p": 0.95}
 
