@@ -83,7 +83,8 @@ def _package():
 
     import logging
 
-    logging.warning("FastAR: other packs import %s from %s, but ComfyUI runs %s", _NAME, known.__file__, here.parent)
+    message = "FastAR: other packs import %s from %s, but ComfyUI runs the copy in %s"
+    logging.warning(message, _NAME, known.__file__, here.parent)
     return __name__
 
 

@@ -93,13 +93,13 @@ class OfFastAR:
         # What lists (a CONDITIONING), dictionaries (a LATENT) and tensors (an IMAGE) can do.
 
         def __iter__(self) -> NoReturn:
-            raise NotReadHere(self.kind, "its entries")
+            raise NotReadHere(self.kind, "the entries of a list or a dictionary")
 
         def __getitem__(self, place: object) -> NoReturn:
-            raise NotReadHere(self.kind, "its entries")
+            raise NotReadHere(self.kind, "the entries of a list or a dictionary")
 
         def __add__(self, other: object) -> NoReturn:
-            raise NotReadHere(self.kind, "its values")
+            raise NotReadHere(self.kind, "the numbers of a tensor")
 
         __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __add__
 

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
     print(advice.table)
     best: Choice = advice.best
-    print(f"\nfor Any Sampler: {best.text}\nfor compare and bench: {_options(plain, best)}")
+    print(f"\ntext for the node Any Sampler: {best.text}\noptions for compare and bench: {_options(plain, best)}")
     return 0
 
 

@@ -152,7 +152,9 @@ def fitting(what: Subject, memory: int) -> str:
     for dtype in dtypes_for(entry):
         needed = need(entry, dtype)
         taken = seconds(entry, dtype, card)
-        fits = "fits" if needed.fits(memory) else "streams a part, with speed plain"
+        fits = (
+            "fits" if needed.fits(memory) else "does not fit; ComfyUI streams a part of the weights, with speed plain"
+        )
         rows.append([dtype, f"{needed.total / 1e9:.1f}", fits, "" if taken is None else f"{taken:.0f}"])
 
     about = f"{entry.id}, one image, without its decoder. Computed for {card.name}, not measured."

@@ -387,10 +387,10 @@ def _absent_draft(check: Check, entry: Entry) -> str:
 
     draft = hub.draft_for(check.subject.choice)
     if draft is None:
-        return "the catalogue has no draft model for it"
+        return "no draft model in the catalogue"
 
     known = next(one for one in hub.entries(check.subject.files) if one.id == draft)
-    return "" if known.built_in else f"see compare --samplers {entry.name} --draft {draft}"
+    return "" if known.built_in else f"measure it with compare --samplers {entry.name} --draft {draft}"
 
 
 def reading(check: Check) -> Iterator[Line]:

@@ -98,7 +98,7 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
         raise UserError(
             f"samplers: the demo model of {' and '.join(first)} has {side} x {side} tokens, but the demo model of "
             f"{' and '.join(second)} has {other_side} x {other_side}. FastAR can compare {entry.name} only with "
-            f"samplers of one size; leave out either {', '.join(first)}, or else {', '.join(second)}, and compare the "
+            f"samplers of one size; leave out either {' and '.join(first)}, or {' and '.join(second)}. Compare the "
             "samplers that you left out in a second run of the command."
         )
 

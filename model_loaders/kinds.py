@@ -230,8 +230,9 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
     if name == "fp16" and kind.overflows:
         raise UserError(f"dtype: fp16 overflows in {kind.noun}; choose bf16, fp32 or auto")
     if name == "fp16" and kind.untested:
-        raise UserError(f"dtype: {kind.noun} was trained in bf16, and nobody has tested it in fp16; choose bf16, fp32 "
-            "or auto")
+        raise UserError(
+            f"dtype: {kind.noun} was trained in bf16, and nobody has tested it in fp16; choose bf16, fp32 or auto"
+        )
     if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
 
@@ -379,7 +380,7 @@ def identified(file: ck.Checkpoint, wanted: str = "", weights: str = AUTO) -> tu
             "save the weights of one of these networks in a file of its own",
         )
     if averaged and trained and weights == AUTO:
-        file.assume("averaged (EMA) weights; the file also holds the trained weights")
+        file.assume("FastAR uses the averaged (EMA) weights; the file also holds the trained weights")
 
     prefix = chosen[0]
     state = {name.removeprefix(prefix): tensor for name, tensor in file.state.items() if name.startswith(prefix)}

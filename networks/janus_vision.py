@@ -62,12 +62,12 @@ class VisionConfig:
         width, _, patch, _ = state["tower.embeddings.patch_embedding.weight"].shape
         heads = heads or HEADS.get(width, width // 64)
         if heads < 1 or width % heads:
-            raise ValueError(f"{heads} attention heads of the tower do not fit the width {width}")
+            raise ValueError(f"{heads} attention heads of the vision tower do not fit the width {width}")
 
         rows = state["tower.embeddings.position_embedding.weight"].shape[0]
         places = math.isqrt(rows)
         if places < 1 or places**2 != rows:
-            raise ValueError(f"{rows} positions of the tower are not a square grid")
+            raise ValueError(f"{rows} positions of the vision tower are not a square grid")
 
         return VisionConfig(
             width=width,
@@ -173,5 +173,5 @@ class ImageReader:
         device = self.net.tower.post_layernorm.weight.device
         rows = self.net(normalised(square)[None].to(device))[0]
         if not is_finite(rows):
-            raise not_finite("model", self.name, "rows of the image")
+            raise not_finite("model", self.name, "vectors of the image")
         return rows

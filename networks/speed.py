@@ -64,13 +64,13 @@ class Recordable(nn.Module):
             if self.records:
                 self.graphs.follow(self)
             else:
-                self._ran_plain["launches (ComfyUI moves the weights)"] = None
+                self._ran_plain["launches of operations (ComfyUI moves the weights)"] = None
 
     @property
     def remark(self) -> str:
         """What the report says about the speed at the end of a run, or ""."""
         if self._ran_plain:
-            return f"speed: {self.speed} was chosen, but these parts ran as plain: {', '.join(self._ran_plain)}"
+            return f"speed: {self.speed} was chosen, but these parts ran with speed plain: {', '.join(self._ran_plain)}"
         return f"speed: {self.speed}" if self.records or self.speed == COMPILE else ""
 
     def note_plain(self, part: str) -> None:
@@ -87,7 +87,7 @@ class Recordable(nn.Module):
             raise
 
         if self.graphs.problem:
-            self.note_plain(f"launches ({self.graphs.problem})")
+            self.note_plain(f"launches of operations ({self.graphs.problem})")
             self.records = False
             self.graphs.forget()
         return out

@@ -58,8 +58,8 @@ def make_extension(module: str = __name__) -> ComfyExtension:
     watch = partial(host.server.watch_prompts, prepare)
     _try(
         watch,
-        "unknown class names raise an error only when the node runs, images that clients other than ComfyUI's editor "
-        "request are saved without reports, and workflows with Sweep Grid or Sweep Plot do not run",
+        "unknown class names raise an error only when the node runs; images are saved without reports if a client "
+        "other than ComfyUI's editor requests them; workflows with Sweep Grid or Sweep Plot do not run",
     )
 
     groups = (loaders, conditioning, samplers, editing, asking, compare, timelapse, sweep, sharing, advisor)

@@ -27,7 +27,7 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED, checked_seed, output, 
 
 class Advisor(ModelFirst):
     more = {
-        "condition": "Advisor measures batches of as many images as the condition has entries.",
+        "condition": "Advisor measures batches with one image for each entry of the condition.",
         "seed": "Advisor uses this seed in the first round.",
         "draft": "If you connect a draft model, Advisor also tries CSpD or MuLo-SD, whichever works with the model.",
     }
@@ -114,13 +114,13 @@ def _in_a_graph(best: Choice, baseline: str) -> str:
 
     # If it has its own settings, the text is for Any Sampler, because a sampler's node has numbers for all of them.
     if best.values or best.preset == CUSTOM:
-        return f"In your workflow: Any Sampler with the text {best.text}."
+        return f"In your workflow, use the node Any Sampler with the text {best.text}."
 
     sampler, _, cache = best.entry.name.partition("+")
     used = f"{find(sampler).title} Sampler with preset {best.preset}"
     if cache:
-        used += f", its cache input from LazyMAR Cache with preset {best.preset}"
-    return f"In your workflow: {used}."
+        used += f", and connect LazyMAR Cache with preset {best.preset} to its input cache"
+    return f"In your workflow, use {used}."
 
 
 def _drawn(advice: Advice, baseline: str, settings: AdviceSettings) -> np.ndarray:
@@ -129,7 +129,7 @@ def _drawn(advice: Advice, baseline: str, settings: AdviceSettings) -> np.ndarra
     labels = [plain, advice.best.text][: len(advice.shown)]
     title = f"fastest with {limit_of(settings)}"
     if len(advice.shown) == 1:
-        title = f"nothing measurably faster than {plain} with {limit_of(settings)}"
+        title = f"with {limit_of(settings)}, nothing is measurably faster than {plain}"
 
     images, reports, quality = (list(part) for part in zip(*advice.shown, strict=True))
     return compare_grid(images, labels, reports, title=title, quality=quality)

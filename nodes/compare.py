@@ -52,7 +52,7 @@ class CompareSettings(Settings):
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="At 0, four cells, for example, are shown in two rows of two.",
+        more="For example, if *columns* is 0, four cells are shown as two rows of two.",
     )
     baseline: int = knob(
         0,
@@ -62,11 +62,11 @@ class CompareSettings(Settings):
         high=MOST_CELLS,
         step=1,
         more="If no report of an unaccelerated sampler (such as MAR, LlamaGen or Tar) is connected, the baseline is "
-             "an accelerated sampler whose settings give the identical image, or else the sampler that made the "
-             "most passes. At 0, each kind of model (such as MAR, LlamaGen and Tar) gets its own baseline and group "
-             "of cells, because their networks and image sizes differ. Two models of the same kind, or two image "
-             "sizes, also get separate baselines. With any other number, the cell with that number is the baseline "
-             "of all cells.",
+        "an accelerated sampler whose settings give the identical image, or else the sampler that made the "
+        "most passes. At 0, each kind of model (such as MAR, LlamaGen and Tar) gets its own baseline and group "
+        "of cells, because their networks and image sizes differ. Two models of the same kind, or two image "
+        "sizes, also get separate baselines. With any other number, the cell with that number is the baseline "
+        "of all cells.",
     )
     differences: bool = knob(
         False,
@@ -293,7 +293,7 @@ def _tell(
             reports.append(report)
 
     if not order:
-        return "No reports: connect a sampler's report beside its image.", [], []
+        return "No reports: for each image, also connect the report of its sampler.", [], []
 
     labels = [names[i] for i in order]
     found = [quality[i] for i in order]
@@ -430,19 +430,19 @@ class TokenMapSettings(Settings):
         "token's draft. The help page explains the other choices.",
         choices=WHAT,
         more="\n  - *fixed at step*: the AR step (MAR) or the pass of the transformer (LlamaGen, Tar, PAR, ZipAR, "
-             "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same as "
-             "*fixed at step*, with the number of the step on every token.\n  - *outcome*: accepted drafts are "
-             "blue. Drafts that CSpD or MuLo-SD rejected are vermilion. Drafts that FastHybrid resampled are "
-             "orange, and so are accepted drafts that MuLo-SD resampled because a draft near them was rejected. "
-             "Tokens without a draft are dark grey. In inpainting, tokens that stay unchanged are nearly black.\n  "
-             "- *accepted*, *redone*, *rejected*: only the tokens with this outcome; *redone* means resampled. "
-             "*drafted*: drafts that are not verified yet; there are none at the end of a run.\n  - *cached*: "
-             "number of AR steps that took the token from LazyMAR's cache, from dark blue (fewest) to yellow "
-             "(most).\n  - *tokens per step*: number of tokens that were decided in the same step or pass, from "
-             "dark blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, "
-             "each with its own colour and number.\n  - *waves* (MuLo-SD): within each island, the pass in which "
-             "the token was resampled, from dark blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): accepted "
-             "drafts that were resampled because a draft near them was rejected.",
+        "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same as "
+        "*fixed at step*, with the number of the step on every token.\n  - *outcome*: accepted drafts are "
+        "blue. Drafts that CSpD or MuLo-SD rejected are vermilion. Drafts that FastHybrid resampled are "
+        "orange, and so are accepted drafts that MuLo-SD resampled because a draft near them was rejected. "
+        "Tokens without a draft are dark grey. In inpainting, tokens that stay unchanged are nearly black.\n  "
+        "- *accepted*, *redone*, *rejected*: only the tokens with this outcome; *redone* means resampled. "
+        "*drafted*: drafts that are not verified yet; there are none at the end of a run.\n  - *cached*: "
+        "number of AR steps that took the token from LazyMAR's cache, from dark blue (fewest) to yellow "
+        "(most).\n  - *tokens per step*: number of tokens that were decided in the same step or pass, from "
+        "dark blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, "
+        "each with its own colour and number.\n  - *waves* (MuLo-SD): within each island, the pass in which "
+        "the token was resampled, from dark blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): accepted "
+        "drafts that were resampled because a draft near them was rejected.",
     )
     opacity: float = knob(
         0.6,
@@ -510,8 +510,8 @@ class ReportSettings(Settings):
         "explains the names in the report.",
         choices=("text", "json", "csv"),
         more="\n  - *json*: the same JSON that the command line writes for a single run. Counts that do not apply to "
-        "the sampler are left out.\n  - *csv*: a header and a line of numbers without units. The acceptance is a "
-        "fraction from 0 to 1.",
+        "the sampler are left out.\n  - *csv*: a header and a line of numbers without units. The column "
+        "*acceptance*, the share of accepted drafts, is a fraction from 0 to 1.",
     )
 
 

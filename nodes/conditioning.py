@@ -181,7 +181,7 @@ class ClassLabel(io.ComfyNode):
             placeholder=f"names or ids, separated by commas or line breaks; the demo knows {', '.join(PICTURE_BOOK)}",
             tooltip="Class names or numbers, separated by commas or line breaks; images_per_label sets the "
             f"number of images of each label. The demo knows {', '.join(PICTURE_BOOK)}; official models know "
-            "ImageNet's 1000 classes, for example tabby, or 281 for the same class.",
+            "ImageNet's 1000 classes, for example tabby, which is number 281.",
         )
         add_label = io.Combo.Input(
             "add_label",
@@ -390,12 +390,12 @@ class PromptLines(PromptImages):
 class Prompt(io.ComfyNode):
     more = {
         "text": (
-            "FastAR does not correct or rewrite the text; it may have at most 20,000 characters. ComfyUI replaces "
-            "`{red|blue}` with one of the two words for every run, as in CLIP Text Encode. Harmon and UniPic get "
-            "the prompt after the words *Generate an image:*. Janus gets only the prompt, without spaces at its "
-            "ends. BitDance gets the prompt as the user's message in a chat. NextStep gets the prompt without "
-            "changes. The model reads the names of control tokens, such as `<|im_end|>`, as plain text. It also "
-            "reads `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK as plain text. In the "
+            "FastAR does not correct or rewrite the text. The text may have at most 20,000 characters. ComfyUI "
+            "replaces `{red|blue}` with one of the two words for every run, as in CLIP Text Encode. Harmon and UniPic "
+            "get the prompt after the words *Generate an image:*. Janus gets only the prompt, without spaces at its "
+            "beginning and end. BitDance gets the prompt as the user's message in a chat. NextStep gets the prompt "
+            "without changes. The model reads the names of control tokens, such as `<|im_end|>`, as plain text. It "
+            "also reads `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK as plain text. In the "
             "benchmarks of Harmon's authors, every prompt ends with a full stop."
         ),
         "negative": (
@@ -583,15 +583,16 @@ _CODES_SEED_MORE = (
 class TarPrompt(io.ComfyNode):
     more = {
         "text": (
-            "FastAR uses the text as typed; it may have at most 20,000 characters and must fit the model's context "
-            "length. The model reads the names of control tokens, such as `<|im_end|>`, as plain text. `{red|blue}` "
-            "picks one of the two words for every run, as in CLIP Text Encode. With an empty text, the model "
-            "generates an unconditional image."
+            "FastAR does not correct or rewrite the text. The text may have at most 20,000 characters and must fit "
+            "the model's context length. ComfyUI replaces `{red|blue}` with one of the two words for every run, as "
+            "in CLIP Text Encode. The model reads the names of control tokens, such as `<|im_end|>`, as plain text. "
+            "With an empty text, the model generates an unconditional image."
         ),
         "preset": RECOMMENDS,
         "images": "Each image gets its own codes.",
         "first_image": (
-            "For one image, set *images* to 1 on this node, and set *first_image* to the same number on the sampler."
+            "To generate one image of the batch again, also set *images* to 1 on this node, and set *first_image* of "
+            "the sampler to the same number."
         ),
     }
 
@@ -618,7 +619,7 @@ class TarPrompt(io.ComfyNode):
                 TAR.Input(
                     "tar",
                     tooltip="The language model, from Load Tar. This node does not work with LlamaGen: use LlamaGen "
-                            "Prompt for its text-to-image models, and Class Label for its other models.",
+                    "Prompt for its text-to-image models, and Class Label for its other models.",
                 )
             ],
             widgets=[
@@ -673,7 +674,7 @@ class ImageToCodesSettings(Settings):
         "that Tar's training used most.",
         choices=DETAILS,
         more="The menu shows the numbers of codes of the official TA-Tok. If your TA-Tok gives different numbers of "
-             "codes, 729 stands for its largest number, 169 for its second largest, and 81 for its third largest.",
+        "codes, 729 stands for its largest number, 169 for its second largest, and 81 for its third largest.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(
@@ -695,7 +696,7 @@ class ImageToCodes(io.ComfyNode):
             "The file must hold the complete TA-Tok. The file of a de-tokenizer often contains only one part of the "
             "TA-Tok, the part that reads codes; this is not enough. Put your own files into `models/fastar`."
         ),
-        "dtype": "The search for the nearest code always uses fp32.",
+        "dtype": "TA-Tok replaces each feature of the image with the nearest code; this search always uses fp32.",
     }
 
     @classmethod

@@ -51,11 +51,12 @@ class PasteSettings(Settings):
     )
     match_colours: bool = knob(
         True,
-        "Changes the colours of the new background (everything in the inpainted area except the subject) to those "
-        "around the mask, so that no edge is visible. When this is off, the new background keeps the model's colours.",
+        "Changes the colours of the new background (everything in the inpainted area except the subject) to the "
+        "colours around the mask, so that no edge is visible. When this is off, the new background keeps the model's "
+        "colours.",
         more="A model fills the area in colours of its own choice, which may not fit your image; for example, it "
-             "may put an orange sunset into a blue sky. A subject that does not look like the background, such as a "
-             "boat in front of the sky, keeps its colours.",
+        "may put an orange sunset into a blue sky. A subject that does not look like the background, such as a "
+        "boat in front of the sky, keeps its colours.",
     )
 
 
@@ -75,7 +76,7 @@ class CropAroundMask(io.ComfyNode):
         "mask": "The soft edge of a stroke counts as part of the mask. All masks of a batch share one crop.",
     }
     more_of_outputs = {
-        "image": "VAE Encode scales the crop to the model's size.",
+        "image": "VAE Encode scales the crop to the size of the images that the model generates.",
     }
 
     @classmethod

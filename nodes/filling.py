@@ -128,8 +128,10 @@ def model_of(loader: Any) -> tuple[ModelFacts, str]:
     kind = loader.get("class_type") if isinstance(loader, Mapping) else None
     inputs = loader.get("inputs") if isinstance(loader, Mapping) else None
     if not isinstance(kind, str) or kind not in _families() or not isinstance(inputs, Mapping):
-        raise UserError("loader: this is not a loader node of FastAR, or its inputs are missing; send the loader as it "
-            "stands in the workflow.")
+        raise UserError(
+            "loader: this is not a loader node of FastAR, or its inputs are missing; send the "
+            "loader's entry in the workflow, with class_type and inputs."
+        )
 
     family = _families()[kind]
     files = loading.LANGUAGE if family == _LANGUAGE else registry.FAMILIES[family].files

@@ -161,9 +161,9 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     if images > count:
         if max(places) >= images:
             raise UserError(
-                f"condition: latent_image holds image {max(places) + 1} of a batch, but the condition has only "
-                f"{images} entries; give one entry for each image in latent_image, or one for each image in the "
-                "whole batch."
+                f"condition: latent_image is a part of a larger batch and holds its image number {max(places) + 1}, "
+                f"but the condition has only {images} entries; give one entry for each image in latent_image, or one "
+                "for each image of the larger batch."
             )
         condition = cast(C, condition.for_images(places))
 

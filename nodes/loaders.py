@@ -116,8 +116,8 @@ def allow_download() -> io.Input:
         advanced=True,
         optional=True,
         tooltip="Download missing files once, into models/fastar, when the workflow runs. When this is off, FastAR "
-                "still downloads files of at most 100 MB (configurations, tokenizers); if a larger file is missing, "
-                "the run stops with an error that states the size and source of the download.",
+        "still downloads files of at most 100 MB (configurations, tokenizers); if a larger file is missing, "
+        "the run stops with an error that states the size and source of the download.",
     )
 
 
@@ -615,17 +615,20 @@ class LoadLatentSamplers(_Loader):
     family = registry.LLAMAGEN
     usual = ()
     description = (
-        "Loads the trained networks with which MuLo-SD enlarges a draft and reduces the result again, without "
-        "decoding it. They belong to one VQ tokenizer and to one ratio of sides."
+        "Loads the two trained networks with which MuLo-SD enlarges a draft and reduces the result again, without "
+        "decoding tokens to pixels. They work with one VQ tokenizer, and with one ratio between the sides of the large "
+        "and the small image."
     )
     aliases = ["mulo-sd", "up-sampler", "down-sampler", "upscale draft", "latent upscale"]
     widgets = ("checkpoint",)
     tooltips = {
         "checkpoint": "The file with the latent up-sampler and the latent down-sampler; put your own files into "
-                      "models/fastar. The notes of this node's help page say how to train such a file.",
+        "models/fastar. The notes of this node's help page say how to train such a file.",
     }
     socket = output(
-        LATENT_SAMPLERS, "latent_samplers", "The two networks. Connect them to latent_samplers of MuLo-SD Sampler."
+        LATENT_SAMPLERS,
+        "latent_samplers",
+        "The two networks. Connect them to the input latent_samplers of MuLo-SD Sampler.",
     )
     decodes = False
 
@@ -672,9 +675,9 @@ class LoadJanus(_Loader):
     more = {
         "checkpoint": (
             "FastAR supports Janus 1.3B, Janus-Pro-1B and Janus-Pro-7B, and two fine-tunes, Janus-4o-7B and "
-            "Janus-Pro-R1-7B. FastAR reads the layouts of deepseek-ai and of transformers, as `.safetensors` or the "
-            'official `.bin`, in one file or in shards; `config.json` is optional. A folder with "1.3b" in its '
-            "name is loaded as a Janus of the first generation, which uses a different prompt template."
+            "Janus-Pro-R1-7B. FastAR reads the layouts of deepseek-ai and of the package *transformers*, as "
+            "`.safetensors` or the official `.bin`, in one file or in shards; `config.json` is optional. A folder with "
+            '"1.3b" in its name is loaded as a Janus of the first generation, which uses a different prompt template.'
         ),
         "dtype": (
             "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store the "

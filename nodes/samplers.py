@@ -145,9 +145,9 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"When this is off, the node samples without acceleration, like {plain} with the same seed, "
-                f"and ignores the settings below that {plain} does not have. Do not bypass the node for this purpose, "
-                "because a bypassed sampler breaks the workflow.",
+                tooltip=f"When this is off, the node works like {plain} with the same seed, without acceleration; it "
+                f"uses only the settings that {plain} also has. Do not bypass the node for this purpose, because a "
+                "bypassed sampler breaks the workflow.",
             )
             main.append(switch)
 
@@ -248,9 +248,10 @@ class MARSampler(_Sampler):
         "preset": (
             "*recommended* uses the values that the model's file recommends, or, if there are none, the paper's "
             "values. *few steps* is much faster and gives a different image. On the demo, it sets 12 AR steps in "
-            "Halton order, with diffusion steps that fall from 25 to 5. For full-size models, it sets 24 AR steps in "
-            "Halton order, with diffusion steps that fall from 50 to 10; we have not measured these values on such "
-            "models. The preset *fast* of LazyMAR Sampler has the same AR steps, diffusion steps and order as *few "
+            "Halton order (see *order*), with 25 diffusion steps for the first tokens and 5 for the last tokens (see "
+            "*diffusion_steps_end*). For full-size models, it sets 24 AR steps in Halton order, with 50 diffusion "
+            "steps for the first tokens and 10 for the last; we have not measured these values on such models. The "
+            "preset *fast* of LazyMAR Sampler has the same AR steps, diffusion steps and order as *few "
             "steps*, and also uses caches."
         ),
     }
@@ -263,9 +264,9 @@ class MARSampler(_Sampler):
 class FastHybridSampler(_Sampler):
     sampler = "fasthybrid"
     description = (
-        "Drafts the tokens of several AR steps at once, and refines the drafts that are close enough in a few guided "
-        "steps (FastHybrid, CVPR 2026). The image differs from MAR's image for the same seed, but usually shows the "
-        "same subject."
+        "Drafts the tokens of several AR steps at once, and needs only a few guided steps to refine the drafts that "
+        "are close enough (FastHybrid, CVPR 2026). The image differs from MAR's image for the same seed, but usually "
+        "shows the same subject."
     )
     aliases = ["fast hybrid", "lookahead", "speculative", "accelerated mar", "fasthybrid"]
     more = {
@@ -297,12 +298,13 @@ class LazyMARSampler(_Sampler):
         "preset": (
             "*exact* gives the image of unaccelerated MAR. *balanced* is the configuration that the paper measured; "
             "for the demo, *refresh_period* and *start_step* have the paper's values for 32 AR steps, but "
-            "*computed_ratio* is 0.25 from the start. *fast* takes fewer steps (on the demo 12 AR steps in Halton "
-            "order, with diffusion steps that fall from 25 to 5) and sets *ratio_schedule* to *stretched*. Most of the "
-            "speed-up of *fast* comes from the smaller number of steps. To see what the caches add, compare *fast* "
-            "with the preset *few steps* of MAR Sampler, which has the same steps and order but no caches. For "
-            "full-size models, *fast* scales the demo's values: it takes 24 AR steps in Halton order, with diffusion "
-            "steps that fall from 50 to 10. We have not measured *balanced* or *fast* on full-size models."
+            "*computed_ratio* is 0.25 from the start. *fast* takes fewer steps and sets *ratio_schedule* to "
+            "*stretched*. On the demo, *fast* takes 12 AR steps in Halton order (see *order*), with 25 diffusion steps "
+            "for the first tokens and 5 for the last tokens (see *diffusion_steps_end*). Most of the speed-up of "
+            "*fast* comes from the smaller number of steps. To see what the caches add, compare *fast* with the preset "
+            "*few steps* of MAR Sampler, which has the same steps and order but no caches. For full-size models, "
+            "*fast* scales the demo's values: it takes 24 AR steps in Halton order, with 50 diffusion steps for the "
+            "first tokens and 10 for the last tokens. We have not measured *balanced* or *fast* on full-size models."
         ),
         "speculation": "To use *speculation*, switch *head_cache* off.",
     }
@@ -319,14 +321,15 @@ class CSpDSampler(_Sampler):
     aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
     models = {
         "target": "The large model whose images you want (a MAR, Harmon or UniPic); it verifies the drafts.",
-        "draft": "A smaller model that drafts the tokens, from a second loader like the target's. The draft model "
-                 "must have the target's tokens, grid and classes.",
+        "draft": "A smaller model that drafts the tokens, from a second loader of the same kind as the target's "
+        "loader. The draft model must have the same kind of tokens, the same grid and the same classes as "
+        "the target.",
     }
     more = {
         "preset": (
             "*balanced* and *fast* use the mode *published*; we measured both presets on the demo. For full-size "
-            "models, their *draft_length* is the same share of the AR steps as in the paper: a sixteenth "
-            "(*balanced*, 4 of 64 AR steps) or an eighth (*fast*, 8 of 64). *exact* uses no drafts and gives the "
+            "models, *draft_length* is a sixteenth of the AR steps with *balanced* (4 of 64), and an eighth with "
+            "*fast* (8 of 64), as in the paper. *exact* uses no drafts and gives the "
             "image of the target alone."
         ),
         "draft": (
@@ -369,11 +372,11 @@ class GtRSampler(_Sampler):
         ),
         "order": "In GtR, the order applies within each stage.",
         "cache": "The cache makes every pass of the transformer smaller. With *head_cache*, it also makes most "
-                 "calls of the diffusion head smaller.",
+        "calls of the diffusion head smaller.",
         "mask": (
-            "Each token under the mask is decided in the same stage as without a mask. If a stage has fewer such "
-            "tokens than AR steps, it decides one token per step. All masks of a batch must cover the same number of "
-            "tokens of each stage."
+            "Each token under the mask is decided in the same stage as without a mask. If a stage has fewer "
+            "tokens under the mask than AR steps, it decides one token per step. All masks of a batch must cover the "
+            "same number of tokens of each stage."
         ),
     }
 
@@ -399,7 +402,7 @@ class LazyMARCache(io.ComfyNode):
         ),
     }
     more_of_outputs = {
-        "cache": "You can connect it to several samplers; each sampler has its own caches.",
+        "cache": "You can connect the same settings to several samplers; each sampler has its own caches.",
     }
 
     @classmethod
@@ -412,7 +415,9 @@ class LazyMARCache(io.ComfyNode):
             "LazyMAR with another method.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(), *setting_widgets(CacheSettings)],
-            outputs=[output(CACHE, "cache", "The settings of the caches. Connect it to cache of a MAR sampler.")],
+            outputs=[
+                output(CACHE, "cache", "The settings of the caches. Connect them to the input cache of a MAR sampler.")
+            ],
             hidden=[io.Hidden.prompt],
         )
 
@@ -446,7 +451,7 @@ class PARSampler(_Sampler):
     condition = _LABEL_OR_TEXT
     models = {
         "model": "A PAR model from Load LlamaGen / PAR. A LlamaGen works only if 'grouping' is one of the two "
-                 "ablations, which are experiments of the paper."
+        "ablations, which are experiments of the paper."
     }
     more = {
         "preset": RECOMMENDS,
@@ -506,8 +511,8 @@ class MuLoSDSampler(_Sampler):
     models = {
         "target": "The large model whose images you want: a de-tokenizer of Tar for 512 or 1024 pixels, or a LlamaGen.",
         "draft": "A model of the target's kind and with the target's decoder, for images whose side is a half, a "
-                 "third or a quarter of the side of the target's images. Usual for Tar: the de-tokenizer for 256 "
-                 "pixels.",
+        "third or a quarter of the side of the target's images. Usual for Tar: the de-tokenizer for 256 "
+        "pixels.",
     }
 
     more = {
@@ -521,7 +526,7 @@ class MuLoSDSampler(_Sampler):
             "drafts the whole small image, with *draft_parallel* 8 and *expansion* 0."
         ),
         "condition": "Both models use this condition.",
-        "cfg_interval": "While the draft model runs, guidance ends at the same fraction of the image.",
+        "cfg_interval": "For the draft model, guidance ends after the same fraction of the tokens.",
         "upscale_model": "The upscale model may enlarge by any factor; FastAR resizes its result to the target's size.",
     }
 
@@ -538,8 +543,8 @@ class MuLoSDSampler(_Sampler):
             "latent_samplers",
             optional=True,
             tooltip="The two networks from Load Latent Samplers: one enlarges the draft for the large model, and "
-                    "the other reduces the large model's result for the draft model. Use this input instead of "
-                    "upscale_model.",
+            "the other reduces the large model's result for the draft model. Connect either this input "
+            "or upscale_model, but not both.",
         )
 
         return [upscale_model, latent_samplers]
@@ -564,7 +569,7 @@ class NextStepSampler(_Sampler):
             "which may be empty. The authors write a list of faults there, for example *lowres, bad anatomy, error, "
             "blurry*. For NextStep-1, they also add *masterpiece, film grained, best quality.* to the end of the "
             "prompt. With Image and Prompt, the negative text is *Copy original image.*, as in the authors' code, and "
-            "*freedom* of that node has no effect."
+            "*freedom* of Image and Prompt has no effect."
         ),
         "cfg": "At *cfg* 1, the model does not read the negative text.",
         "seed": "Every position of the grid has its own noise.",
@@ -591,9 +596,9 @@ class BitDanceSampler(_Sampler):
     more = {
         "preset": f"{RECOMMENDS} *recommended* also sets the usual size of the model's images.",
         "condition": "FastAR refuses a negative prompt, because BitDance's guidance always moves the image away "
-                     "from a fixed null prompt (a prompt without content).",
-        "seed": "Each position has its own noise, whatever the size of the blocks, so models with blocks of "
-                "different sizes start from the same noise.",
+        "from a fixed null prompt (a prompt without content).",
+        "seed": "Each token of the grid has its own noise, whatever the size of the blocks, so models with blocks of "
+        "different sizes start from the same noise.",
         "latent_image": (
             "After VAE Encode, the image must have the *width* and *height* that are set on this node. VAE Decode "
             "also slightly changes pixels outside the mask; Paste Inpainted Area restores these pixels."

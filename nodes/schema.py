@@ -276,9 +276,8 @@ def first_image_widget() -> io.Input:
         max=_MOST_NUMBERS,
         optional=True,
         advanced=True,
-        tooltip="The position in the batch of the first image that this run generates, counted from 0. Usual: 0; to "
-        "generate only the fourth image of a batch again, set this to 3 and connect only the label or prompt of "
-        "that image.",
+        tooltip="Position in the batch at which this run starts, counted from 0. Usual: 0; to generate only the "
+        "fourth image of a batch again, set this to 3 and connect only the label or prompt of that image.",
     )
 
 

@@ -86,8 +86,8 @@ def settings_sent(
         if _with_own(of_preset, model) == _with_own(used, model):
             return of_preset, ""
         return of_preset, (
-            f"The preset {option} set all numbers, because the numbers sent were the node's defaults; choose the "
-            "preset custom to use these numbers."
+            f"The preset {option} set all numbers, because the request contained the node's default numbers; to "
+            "use the default numbers, choose the preset custom."
         )
 
     found = _with_own(used, model)

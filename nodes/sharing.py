@@ -32,7 +32,6 @@ class LoadReport(io.ComfyNode):
     }
     more_of_outputs = {
         "image": "For an animation, this is the first frame.",
-        "reports": "You can connect them to Compare, Report and other nodes.",
         "table": (
             "If the runs were compared, the table also has PSNR, SSIM and speed-up of each run, relative to the "
             "baseline of the comparison. The table does not compare the times of two runs if the runs differ in "
@@ -59,12 +58,18 @@ class LoadReport(io.ComfyNode):
 
         outputs = [
             output(io.Image, "image", "The image."),
-            output(REPORT, "reports", "One report per run, without token maps.", is_output_list=True),
+            output(
+                REPORT,
+                "reports",
+                "One report per run, for the nodes Compare and Report. A saved report does not say in which pass each "
+                "token was decided, so it does not work with Token Map and Time-lapse.",
+                is_output_list=True,
+            ),
             output(io.String, "table", "The numbers of all runs as a Markdown table."),
             output(
                 io.String,
                 "samplers",
-                "The sampler and settings of each run, as one line of text for Any Sampler.",
+                "The sampler and settings of each run, as one line of text. Connect it to the node Any Sampler.",
                 is_output_list=True,
             ),
         ]
@@ -104,7 +109,7 @@ class LoadReport(io.ComfyNode):
             line, lacks = line_of(report)
             lines.append(line)
             if lacks:
-                lacking.append(f"{literal(name)}: the line for Any Sampler does not repeat this run. {lacks}.")
+                lacking.append(f"{literal(name)}: the line does not repeat this run in the node Any Sampler. {lacks}.")
 
         batch = np.asarray(shown)[None]
         return io.NodeOutput(to_image(batch), reports, table, lines, ui=host.text.output([], lacking))
@@ -118,7 +123,7 @@ def line_of(report: Report) -> tuple[str, str]:
     try:
         find(report.sampler)
     except UserError:
-        return literal(report.sampler), "This version of FastAR does not have its sampler"
+        return literal(report.sampler), "This version of FastAR does not have the sampler of this run"
 
     # What a line can hold. None is the model's own value.
     written: dict[str, Any] = {}
@@ -137,7 +142,7 @@ def line_of(report: Report) -> tuple[str, str]:
     enlarged = report.settings.get("up_sampler", BICUBIC)
     found_again = {BICUBIC, *(entry.id for entry in hub.entries(LATENT_SAMPLERS) if entry.built_in)}
     if unknown:
-        lacks = f"This version of FastAR does not have some of its settings ({', '.join(unknown)})"
+        lacks = f"This version of FastAR does not have some settings of this run ({', '.join(unknown)})"
     elif enlarged not in found_again:
         node = f"{find(report.sampler).title} Sampler"
         lacks = f"{literal(str(enlarged))} enlarged the draft; use {node} with this model"

@@ -84,10 +84,10 @@ class SweepSettings(Settings):
         "prompt.",
         choices=_AXES,
         more="For *checkpoint*, the sweep runs the loader that is connected to *model* once for each value. For "
-             "*label* or *prompt*, the sweep runs the node that is connected to *condition* once for each value; "
-             "this node must be Class Label, Prompt (FastAR), LlamaGen Prompt or Tar Prompt, and must be connected "
-             "directly. All other inputs of these nodes stay unchanged. The models of all checkpoints are in system "
-             "memory at the same time.",
+        "*label* or *prompt*, the sweep runs the node that is connected to *condition* once for each value; "
+        "this node must be Class Label, Prompt (FastAR), LlamaGen Prompt or Tar Prompt, and must be connected "
+        "directly. All other inputs of these nodes stay unchanged. The models of all checkpoints are in system "
+        "memory at the same time.",
     )
     y: str = knob(
         NONE,
@@ -113,8 +113,8 @@ class ViewSettings(Settings):
     measure: str = knob(
         AUTO,
         "What the horizontal axis of the plot shows: closeness to the unaccelerated sampler's image (PSNR, SSIM), the "
-        "share of the drafts that were accepted, or the number of transformer passes. Usual: auto, which takes the "
-        "first of these measures that the cells have.",
+        "share of the drafts that were accepted, or the number of transformer passes. Usual: auto, which takes PSNR, "
+        "or acceptance if no cell has a PSNR, or passes if no cell has either.",
         choices=(AUTO, *MEASURES),
         advanced=True,
     )
@@ -156,8 +156,8 @@ class SweepNode(ModelFirst):
         x_values = _text(
             "x_values",
             _X_VALUES,
-            "Values of x, one for each column, separated by commas (prompts by semicolons). 0.8..1 x 5 means five "
-            "evenly spaced values from 0.8 to 1, and 4..8 means the whole numbers from 4 to 8.",
+            "Values of x, one for each column, separated by commas (prompts by semicolons). Write 0.8..1 x 5 for five "
+            "evenly spaced values from 0.8 to 1, and 4..8 for the whole numbers from 4 to 8.",
         )
         y_values = _text(
             "y_values",
@@ -181,8 +181,8 @@ class SweepNode(ModelFirst):
         folder = _text(
             "folder",
             _FOLDER,
-            "Folder in output/fastar_sweeps in which the sweep saves its cells. If this folder already holds a cell, "
-            "the sweep does not generate it again.",
+            "Folder in output/fastar_sweeps in which the sweep saves its cells. If a cell is already in this folder, "
+            "the sweep does not generate the cell again.",
             advanced=True,
         )
 
@@ -226,7 +226,7 @@ class SweepNode(ModelFirst):
         warnings: list[str] = []
         axis = measured_by(sweep, view.measure)
         if view.measure not in (AUTO, axis):
-            warnings.append(f"measure: this sweep has no {view.measure}, so the plot is against {axis}.")
+            warnings.append(f"measure: this sweep has no {view.measure}, so the horizontal axis shows {axis}.")
         shown = sweep_plot(sweep, axis)
         plot = to_image(shown[None])
 

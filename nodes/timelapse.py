@@ -45,9 +45,9 @@ class TimeLapseSettings(Settings):
 class TimeLapse(io.ComfyNode):
     more = {
         "image_1": "The animation shows all runs at the same size.",
-        "report_1": "A report from Load Report does not work here, because it does not hold the steps of the tokens.",
+        "report_1": "A report from Load Report does not work here, because it does not hold the order of the tokens.",
         "filename_prefix": "Only ComfyUI's editor replaces these two; *%year%*, *%month%* and *%day%* work even if "
-                           "a program sends the workflow without the editor.",
+        "a program sends the workflow without the editor.",
     }
     more_of_outputs = {
         "frames": "To save an MP4 file, set *fps* of Create Video to 12.",

@@ -246,7 +246,7 @@ def save(results: Iterable[Result]) -> str:
 
     kept = _keep(failed)
     names = ", ".join(f"{result.field} ({result.path.name})" for result in failed)
-    return f"{names[:_SHOWN]}: could not be written there ({reasons[0]}); {kept}"
+    return f"{names[:_SHOWN]}: could not be written ({reasons[0]}); {kept}"
 
 
 def _keep(results: Sequence[Result]) -> str:
@@ -263,9 +263,9 @@ def _keep(results: Sequence[Result]) -> str:
 
     lost = [result for result in results if not _printed(result)]
     if lost:
-        return f"no other folder takes {lost[0].path.name} either, so it is lost"
+        return f"{lost[0].path.name} could not be written to any other folder either, so it is lost"
 
-    return "no other folder takes it either, so it was printed"
+    return "FastAR could not write to any other folder either and printed the text"
 
 
 def _refuges() -> list[Callable[[], str]]:

@@ -51,8 +51,9 @@ WORDS = {
     OTHER_SEED: "not compared, because the seeds differ",
     OTHER_MODEL: "not compared, because the models differ",
     OTHER_CONDITION: "not compared, because the labels or prompts differ",
-    OTHER_EDIT: "not compared, because one image is edited and the other is not, or their masks or starts differ",
-    OTHER_SIZE: "not compared, because the sizes or batches differ",
+    OTHER_EDIT: "not compared, because one image is edited and the other is not, or their masks or original images "
+    "differ",
+    OTHER_SIZE: "not compared, because the image sizes or batch sizes differ",
 }
 
 
@@ -228,7 +229,7 @@ def explain_quality(found: Sequence[Quality | None]) -> str:
     if any(q.psnr is not None for q in known):
         parts.append("PSNR and SSIM: closeness to the baseline's image, higher is closer, SSIM 1 is identical")
     if any(q.psnr_low is not None for q in known):
-        parts.append("for several images, PSNR is the median, and one image in ten is below low")
+        parts.append("for several images, PSNR is the median, and one image in ten has a PSNR below the value low")
     for word, meaning in WORDS.items():
         if word in words:
             parts.append(f"{word}: {meaning}")

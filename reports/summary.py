@@ -185,7 +185,8 @@ def one_line(report: Report, baseline: Report | None = None, quality: Quality | 
 
     speedup = report.speedup(baseline)
     if speedup is not None and speedup.note == FIRST_RUN:
-        parts.append("speed-up: try another seed")  # the same one is not drawn again
+        # ComfyUI does not run a node again with the same seed.
+        parts.append("speed-up not measured in a first run: run again with a different seed")
     elif speedup is not None and speedup.note != BASELINE:
         parts.append(f"speed-up {speedup.text}" if speedup.value is None else speedup.text)
 

@@ -333,8 +333,9 @@ def identify(path: Path) -> tuple[str, tuple[str, ...]]:
     return (family.name, family.samplers_of_file(list(file.state))) if family else ("", ())
 
 
-@enough_memory("dtype: there is not enough memory to load this model; choose int8, bf16 or fp16, or unload other "
-    "models.")
+@enough_memory(
+    "dtype: there is not enough memory to load this model; choose int8, bf16 or fp16, or unload other models."
+)
 def load(
     family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None, weights: str = AUTO
 ) -> Ready:

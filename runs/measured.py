@@ -35,8 +35,8 @@ class AdviceSettings(Settings):
         "distribution of the images.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS),
         more="Identical images always pass. With *SSIM* and *PSNR*, methods that keep the distribution of the images "
-            "pass too, but a sampler that is meant to give a *different image*, for example because it has fewer "
-            "steps, passes only if the limit is 0.")
+            "pass too. With *SSIM* and *PSNR*, a sampler that is meant to give a *different image* (for example, a "
+            "sampler with fewer steps) passes only if the limit is 0.")
     least_ssim: float = knob(0.9, "Used only if 'measure' is 'SSIM': the lowest SSIM to accept, from 0 to 1; with a "
         "higher limit, the recommended sampler is slower, but its images are closer to the unaccelerated images. "
         "Usual: 0.9.",

@@ -62,7 +62,7 @@ class Edit:
             if len(x) in (1, images):
                 continue
             channels = name == "mask" and x.shape[2] in (1, 3, 4)
-            remedy = "give [height, width] without channels" if channels else "use one, or one for each image"
+            remedy = "give [height, width] without channels" if channels else "use one entry, or one for each image"
             raise UserError(
                 f"{name}: its batch has {len(x)} entries, but the condition asks for {images} images; {remedy}."
             )

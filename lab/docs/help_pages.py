@@ -194,14 +194,17 @@ def settings_page() -> str:
     kinds = {entry.title: entry.settings for name, entry in first_names().items() if "+" not in name}
     for title, kind in {**kinds, "Tar Prompt": TarPromptSettings}.items():
         for name, (default, about) in knobs(kind).items():
-            row = Row(name, default_in_words(name, default, about), range_in_words(default, about), about.help)
+            marked = emphasised(about.help, [*(other for other in knobs(kind) if "_" in other), *about.choices])
+            row = Row(name, default_in_words(name, default, about), range_in_words(default, about), marked)
             samplers.setdefault(row, []).append(title)
 
     lines = [
         "# Settings",
         "",
         "This table lists all settings of all samplers. They have the same names on the nodes, on the command line "
-        "(`--set name=value`) and in Python. The help pages of the nodes say more.",
+        "(`--set name=value`) and in Python. The help pages of the nodes say more. A default such as "
+        "*the model's, 4* means: each model has its own default, and 4 is usual for full-size models. The default "
+        "*diffusion_steps* means the value of the setting *diffusion_steps*.",
         "`python -m fastar_nodes.lab help-pages` writes this table.",
         "",
         "| setting | samplers | default | range | what it does |",

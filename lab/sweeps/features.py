@@ -145,7 +145,7 @@ _FEATURES = 2048
 def _expect_moments(mean: np.ndarray, covariance: np.ndarray) -> None:
     """Raise a ValueError unless these are statistics of Inception's features."""
     if (mean.shape, covariance.shape) != ((_FEATURES,), (_FEATURES, _FEATURES)):
-        raise ValueError(f"mu and sigma are not those of the {_FEATURES} features of Inception")
+        raise ValueError(f"mu and sigma do not have the shapes for the {_FEATURES} features of Inception")
     if not all(part.dtype.kind == "f" and np.isfinite(part).all() for part in (mean, covariance)):
         raise ValueError("mu or sigma has values that are not finite")
 

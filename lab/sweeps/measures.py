@@ -187,8 +187,8 @@ def _other_size(cell: Cell, means: Means) -> str:
     height, width = reference.size
     own_height, own_width = cell.size
     return (
-        f"reference: {reference.name} holds images of {width} x {height} pixels, and {cell.id} of {own_width} x "
-        f"{own_height}; give a reference of that size, or add --resize."
+        f"reference: {reference.name} holds images of {width} x {height} pixels, but the images of {cell.id} "
+        f"have {own_width} x {own_height}; give a reference of {own_width} x {own_height}, or add --resize."
     )
 
 
@@ -303,16 +303,17 @@ class _Evaluation:
             return _other_size(cell, self.means).rstrip(".")
 
         if kind == PROMPT and self.store.labels(cell, self._shards[cell.id][0]).dtype.kind != "U":
-            return "its images were drawn from classes, not from prompts"
+            return "its images were generated from classes, not from prompts"
 
         plain = self._baseline(cell)
         of_plain = needs_plain(measure, self.means)
         if of_plain and plain is None:
-            return "" if cell.id in self._plain_ones else "the sweep has no plain sampler's cell to compare with"
+            lacks_plain = "the sweep has no cell of the unaccelerated sampler to compare with"
+            return "" if cell.id in self._plain_ones else lacks_plain
 
         fewest = self._fewest(cell, plain if of_plain else None, measure)
         least = _LEAST.get(measure, 2)
-        return "" if fewest >= least else f"there is only {amount(fewest, 'images')}, and it takes {least} or more"
+        return "" if fewest >= least else f"only {amount(fewest, 'images')}, but the measure needs {least} or more"
 
     def _fewest(self, cell: Cell, plain: Cell | None, measure: str) -> int:
         """The images that a measure of a cell is computed from, of it or of what it is compared with."""

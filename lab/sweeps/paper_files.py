@@ -161,7 +161,7 @@ def keep(folder: Folder, paper: Paper) -> None:
     before = stored(folder)
     if before is not None and before.paper != paper.paper:
         raise UserError(
-            f"out: {folder.path} holds the sweeps of {before.paper}, but the given file of a paper is for "
+            f"out: {folder.path} holds the sweeps of {before.paper}, but the given file is for the sweeps of "
             f"{paper.paper}; choose a different folder with --out."
         )
 

@@ -233,7 +233,7 @@ def _left(store: Store, tasks: Sequence[Task]) -> list[Task]:
     """The tasks that are not finished; prints how many shards are."""
     left, damaged = unfinished(store, tasks)
     if damaged:
-        print(f"{amount(damaged, 'shards')} did not match the record and will be drawn again", file=sys.stderr)
+        print(f"{amount(damaged, 'shards')} did not match the record and will be generated again", file=sys.stderr)
 
     every = _shards(tasks)
     finished = every - _shards(left)
@@ -262,7 +262,7 @@ def _draw(tasks: Sequence[Task], drawn: Iterator[tuple[str, Shard]]) -> None:
                     print(f"{cell}, image {shard.first} on: {shard.note}", file=sys.stderr)
         except KeyboardInterrupt:
             print(
-                f"\n{finished} of {total} shards were finished in this run; the same command goes on from there",
+                f"\n{finished} of {total} shards were finished in this run; run the same command again to continue",
                 file=sys.stderr,
             )
             raise

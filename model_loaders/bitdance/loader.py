@@ -235,9 +235,10 @@ def _tokens(file: ck.Checkpoint, root: Path, stated: Mapping[str, Any], rows: in
     named = tokenizer.special_tokens
     missing = [name for name in ("<|im_start|>", "<|im_end|>", "<|vision_start|>") if name not in named]
     if missing:
-        raise file.error(f"has a tokenizer that lacks the token {missing[0]}", "replace the tokenizer with the one "
-            "that belongs to "
-            "this model")
+        raise file.error(
+            f"has a tokenizer that lacks the token {missing[0]}",
+            "replace the tokenizer with the one that belongs to this model",
+        )
 
     sizes = {int(match[1]): i for name, i in named.items() if (match := _SIZE.fullmatch(name))}
     queries = {int(match[1]): i for name, i in named.items() if (match := _QUERY.fullmatch(name))}

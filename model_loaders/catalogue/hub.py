@@ -375,7 +375,7 @@ def _wanted(choice: str, family: str, folders: Sequence[Path], local: Sequence[s
     others = [name for name in local if _parts(name) != _parts(choice)]
     same = next((name for name in others if _last_part(name) == _last_part(choice)), "")
     if same:
-        remedy = f"choose {same[:80]!a}, which has the same name, or put the file there"
+        remedy = f"choose {same[:80]!a}, which has the same name, or put the missing file there"
     else:
         remedy = suggested(choice, family) or "put it there, or choose a different file"
     raise UserError(f"{kind.field}: {choice[:80]!a} is not in {where}; {remedy}")
@@ -391,7 +391,7 @@ def suggested(choice: str, family: str) -> str:
     for known in (entries(family), catalogue()):
         ids = [entry.id for entry in known if (entry.repo or "").lower() == repo]
         if ids:
-            return f"choose {' or '.join(ids)} for that repository"
+            return f"to use this repository, choose {' or '.join(ids)}"
 
     everything = [entry.id for entry in catalogue()]
     alike = [entry.id for entry in catalogue() if KINDS[entry.family].field == KINDS[family].field]

@@ -344,8 +344,8 @@ def _cause(error: Exception, path: Path) -> str:
     status = _status(error)
     if status in (401, 403):
         return (
-            f"{_server()} refuses the download (status {status}); accept the terms on the model's page, and set "
-            "HF_TOKEN to a valid token or run hf auth login"
+            f"{_server()} refuses the download (status {status}); accept the terms on the model's page, log in "
+            "(run hf auth login, or set HF_TOKEN to a valid token), and run again"
         )
     if status is not None:
         says = "has no such file" if status == 404 else "does not send the file"

@@ -64,7 +64,7 @@ def check(path: Path) -> None:
         if any(record.compress_type for record in records):
             raise Refused("is a compressed archive, which torch never writes")
         if sum(record.file_size for record in records) > path.stat().st_size:
-            raise Refused("is cut short: it has fewer bytes than its own directory states")
+            raise Refused("is cut short: it has fewer bytes than its list of contents states")
         if max(pickles) > _MAX_PICKLE:
             raise Refused(f"has a description of its weights that is longer than the limit of {_MAX_PICKLE} bytes")
 

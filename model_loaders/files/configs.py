@@ -224,7 +224,7 @@ def _expect(file: ck.Checkpoint, name: str, value: Any, accepted: Collection[Any
         return
 
     only = " or ".join(map(ck.shown, accepted))
-    computes = f"FastAR computes only {only}" if only else "FastAR does not compute that"
+    computes = f"FastAR supports only {only}" if only else "FastAR does not support this setting"
     raise file.error(
         f"states {name} = {ck.shown(value)} in its configuration, but {computes}",
         "choose a different model; if the model was trained without this setting, correct the configuration",

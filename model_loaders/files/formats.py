@@ -36,7 +36,7 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
     b"GGUF": (
         "is a GGUF file, a format that FastAR does not read",
         "get the .safetensors file of the same model (fp32, bf16 or fp16); with the dtype int4, it takes as little "
-        "memory",
+        "memory as a GGUF file of 4 bits",
     ),
     b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": (
         "is a checkpoint in torch's old format (before 2020), which may hold code",
@@ -80,8 +80,8 @@ _MLX_TOO = re.compile(r"\.biases$")
 _STATED = ".comfy_quant"  # beside a weight: its format as JSON
 # Why a format that ComfyUI reads is refused.
 _REASONS = {
-    "convrot_w4a4": "weights in convrot_w4a4, which also rounds the inputs of products to 4 bits, with an error of 20 "
-    "%",
+    "convrot_w4a4": "weights in convrot_w4a4, which FastAR does not read, because this format also rounds the inputs "
+    "of matrix products to 4 bits, with an error of 20 %",
 }
 _LORA = re.compile(r"(^|[._])lora_?(A|B|up|down|E|magnitude_vector)([._]|$)|\.(hada_w1_a|lokr_w1|oft_blocks)$")
 _NAMED = ("quantization_config", "_quantization_metadata")

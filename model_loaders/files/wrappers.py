@@ -142,9 +142,11 @@ def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> l
 
     if averaged and (weights != TRAINED or not trained):
         if trained and weights == AUTO:
-            notes.append("averaged (EMA) weights; the file also holds the trained weights")
+            notes.append("FastAR uses the averaged (EMA) weights; the file also holds the trained weights")
         if len(averaged) > 1:
-            notes.append(f"the averaged weights {averaged[0][:40]} of several in the file ({listed(averaged)})")
+            notes.append(
+                f"FastAR uses the averaged weights {averaged[0][:40]}; the file holds several ({listed(averaged)})"
+            )
         return averaged[:1]
 
     unnamed = [name for name, value in named.items() if is_averaged(name) and _without_names(value)]

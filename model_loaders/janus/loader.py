@@ -312,9 +312,10 @@ def _template(file: ck.Checkpoint, tokenizer: Tokenizer, has_roles_as_words: boo
     named = tokenizer.special_tokens
     missing = [name for name in (_BEGIN, _PAD, _IMAGE) if name not in named]
     if missing:
-        raise file.error(f"has a tokenizer that lacks the token {missing[0]}", "replace the tokenizer with the one "
-            "that belongs to "
-            "this model")
+        raise file.error(
+            f"has a tokenizer that lacks the token {missing[0]}",
+            "replace the tokenizer with the one that belongs to this model",
+        )
 
     has_roles_as_words |= _USER not in named or _ASSISTANT not in named
     template = Template(

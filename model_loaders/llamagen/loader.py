@@ -188,7 +188,7 @@ def note_defaults(file: ck.Checkpoint, family: str, stated: int | None, heads: i
         return
 
     if stated is None:
-        file.assume(f"{heads} attention heads, as in the official model of the same width")
+        file.assume(f"FastAR assumes {heads} attention heads, as in the official model of the same width")
     if classes == IMAGENET and "label_set" not in file.metadata:
         file.assume(f"FastAR assumes that the {IMAGENET} classes are the classes of ImageNet")
 
@@ -207,9 +207,9 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
     if classes is not None:
         if classes not in (rows, rows - 1):
             raise UserError(
-                f"{field}: {file.path.name} has {rows} class rows, which do not fit the stated number of {classes} "
-                f"classes; {'set classes' if field == 'classes' else 'in the file, set num_classes'} to {rows - 1} if "
-                f"the last row is the null class, otherwise to {rows}"
+                f"{field}: {file.path.name} has {rows} class embeddings, which do not fit the stated number of "
+                f"{classes} classes; {'set classes' if field == 'classes' else 'in the file, set num_classes'} to "
+                f"{rows - 1} if the last embedding is the null class, otherwise to {rows}"
             )
         return classes == rows - 1
 
@@ -223,7 +223,9 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
             meaning = f"{rows - 1} classes and the null class of guidance"
         else:
             meaning = f"{rows} classes, without a null class"
-        file.assume(f"FastAR assumes that the {rows} class rows are {meaning}, because the file does not state it")
+        file.assume(
+            f"FastAR assumes that the {rows} class embeddings are {meaning}, because the file does not state it"
+        )
 
     return null
 
@@ -252,7 +254,8 @@ def _table_side(file: ck.Checkpoint, config: LlamaConfig) -> int | None:
     if side is None and rest >= 4:  # a condition of more rows
         side = math.isqrt(rest)
         file.assume(
-            f"its RoPE table of {rows} rows is taken for {side}x{side} tokens after {rows - side**2} other rows"
+            f"FastAR assumes that the RoPE table of {rows} rows is for {side}x{side} tokens after "
+            f"{rows - side**2} other rows"
         )
 
     return side
@@ -288,7 +291,9 @@ def find_grid(
     if requested is not None:
         for side, where in ((stated, "states"), (measured, "has a table of positions for")):
             if side not in (None, requested):
-                file.assume(f"{requested}x{requested} tokens as requested, but the file {where} {side}x{side}")
+                file.assume(
+                    f"FastAR uses {requested}x{requested} tokens as requested, but the file {where} {side}x{side}"
+                )
         if not 2 <= requested <= LARGEST_GRID:
             raise UserError(f"grid: {requested} tokens per side are not possible; choose 2 to {LARGEST_GRID}, or auto")
         return requested
@@ -296,7 +301,8 @@ def find_grid(
     if stated is not None:
         if measured not in (None, stated):
             file.assume(
-                f"{stated}x{stated} tokens as the file states, but its table of positions is for {measured}x{measured}"
+                f"FastAR uses {stated}x{stated} tokens as the file states, but its table of positions is for "
+                f"{measured}x{measured}"
             )
         return stated
 
@@ -315,7 +321,7 @@ def find_grid(
 
     (side,) = named
     if not published:
-        file.assume(f"{side}x{side} tokens, a guess from the file's name")
+        file.assume(f"FastAR assumes {side}x{side} tokens, a guess from the file's name")
 
     return side
 

@@ -160,13 +160,13 @@ def load_text_encoder(
     rows = config.vocab_size
     if _END not in words.special_tokens:
         raise file.error(
-            f"needs the token {_END}, but its tokenizer lacks this token", "replace the tokenizer with the one that "
-            "belongs to this model"
+            f"needs the token {_END}, but its tokenizer lacks this token",
+            "replace the tokenizer with the one that belongs to this model",
         )
     if max(words.size, words.special_tokens[_END] + 1) > rows:
         raise file.error(
-            f"has {rows} tokens, but its tokenizer has {words.size}", "replace the tokenizer with the one that belongs "
-            "to this model"
+            f"has {rows} tokens, but its tokenizer has {words.size}",
+            "replace the tokenizer with the one that belongs to this model",
         )
 
     net: Any = ck.load_strictly(file, lambda operations: T5EncoderModel(config), dtype=compute, device=device)

@@ -320,8 +320,8 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any]
             )
         if prefix is not None and rows != tokens + prefix - 1:
             raise file.error(
-                f"has {rows} positions, but its arguments state {tokens} image tokens after {prefix} condition rows, "
-                f"which need {tokens + prefix - 1}"
+                f"has {rows} positions, but its arguments state {tokens} image tokens after a condition of {prefix} "
+                f"rows, which together need {tokens + prefix - 1} positions"
             )
         stated = side
 

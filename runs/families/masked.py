@@ -31,7 +31,7 @@ class MARFamily(Family):
     )
     mask_help = (
         "The area to regenerate; everything else in the latent stays unchanged. A token is regenerated if the mask "
-        "covers any part of it, even faintly."
+        "covers any part of it, even if the mask is faint there."
     )
 
     def latent_channels(self, model: MARModel) -> int:

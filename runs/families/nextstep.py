@@ -62,7 +62,7 @@ class _NextStep(Family):
     )
     mask_help = (
         "The area to regenerate; all other tokens stay unchanged. New tokens match the unchanged tokens above them "
-        "and to their left, but may not match those below them or to their right."
+        "and to their left, but possibly not the unchanged tokens below them or to their right."
     )
 
     def further_uses(self, name: str) -> str:

@@ -35,7 +35,7 @@ class TokenFamily(Family):
     )
     mask_help = (
         "The area to regenerate; all other tokens stay unchanged. New tokens match the unchanged tokens above them "
-        "and to their left, but may not match those below them or to their right."
+        "and to their left, but possibly not the unchanged tokens below them or to their right."
     )
     image_help = (
         "The tokens outside the mask stay unchanged, but small details there may differ from your image, because the "

@@ -44,18 +44,19 @@ class NextStepSettings(Annealed):
         "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg sets the guidance for both the original image "
         "and the prompt, and a third of the work is saved.",
         low=1.0, high=20.0, step=0.1, advanced=True,
-        more="Above 1, guidance needs a third prediction for every token, for which the model reads the original "
-            "image with the negative text. At *cfg* 1, or without an original image, the setting has no effect, and "
-            "the report says so.")
+        more="Above 1, guidance needs three predictions for every token instead of two. For the additional "
+            "prediction, the model reads the original image with the negative text. At *cfg* 1, or without an "
+            "original image, the setting has no effect, and the report says so.")
     cfg_schedule: str = knob(CONSTANT, "constant uses cfg for all tokens; falling lowers guidance from cfg at the "
         "first token to nearly 1 at the last token, and rising raises it from cfg / 2 to nearly cfg. Usual: constant.",
         choices=(CONSTANT, FALLING, RISING), advanced=True,
-        more="The code of NextStep-1 and the code in NextStep-1.1's folder use *falling*, and the authors' code from "
-            "February 2026 uses *rising*. The authors call both schedules linear.")
+        more="The authors' code has two choices, constant and linear. In the code of NextStep-1 and in the code in "
+            "the model folder of NextStep-1.1, linear means *falling*. In the authors' code from February 2026, linear "
+            "means *rising*.")
     solver: str = knob(EM0, "How a token is sampled from noise: em is the method of NextStep-1's code, em0 is the "
-                            "method in NextStep-1.1's folder, and sde, ode and cps are the methods in the authors' "
-                            "code from February 2026. Usual: em0 for NextStep-1.1, em for NextStep-1; ode adds no "
-                            "noise between its steps.", choices=SOLVERS, advanced=True)
+                            "method of the code in NextStep-1.1's model folder, and sde, ode and cps are the methods "
+                            "of the authors' code from February 2026. Usual: em0 for NextStep-1.1, em for "
+                            "NextStep-1; ode adds no noise between its steps.", choices=SOLVERS, advanced=True)
     time_shift: float = knob(1.0, "Shifts the diffusion steps of every token; above 1, more of these steps are taken "
         "while the token is still noisy. Usual: 1, and 3.2 for NextStep-1-Large-Edit.",
         low=0.01, high=100.0, step=0.1, symbol="k", advanced=True)

@@ -359,8 +359,8 @@ def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
 
     if canvas.device.type == "cpu" and canvas.images >= _CPU_BATCH:
         canvas.report.remark(
-            f"parallel: this value computes about 4 times as many rows as 0 does; on a CPU with {_CPU_BATCH} or more "
-            "images, also measure the time with parallel 0"
+            f"parallel: with this value, the passes compute about 4 times as many tokens as with 0; on a CPU with "
+            f"{_CPU_BATCH} or more images, also measure the time with parallel 0"
         )
 
     if is_16_bit(net):
@@ -369,7 +369,7 @@ def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
         if has_shape_of_side:
             hint = f"the values 1 to {side} all give this image, but 0 rounds differently"
         else:
-            hint = f"{width} rounds differently from 0 and from 1 to {side}; the values 1 to {side} all give one image"
+            hint = f"{width} rounds differently from 0 and from the values 1 to {side}, which all give the same image"
         canvas.report.remark(
             f"parallel in {dtype_of(net)}: {hint}; in fp32, all values of parallel give the same image"
         )

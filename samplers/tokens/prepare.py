@@ -141,9 +141,9 @@ def _pack_images_with_prompts(
     for image in distinct_images:
         if image.rows.shape != (model.tokens, model.net.config.dim) or image.codes.shape != (model.tokens,):
             raise UserError(
-                f"condition: its image was read as {len(image.rows)} rows of width {image.rows.shape[-1]}, but "
-                f"{model.name} reads {model.tokens} rows of width {model.net.config.dim}; read the image with the same "
-                "model."
+                f"condition: its image was read as {len(image.rows)} vectors of width {image.rows.shape[-1]}, but "
+                f"{model.name} reads {model.tokens} vectors of width {model.net.config.dim}; read the image with "
+                "this model."
             )
 
     # 2. The prompts of these pairs, padded to the longest prompt, and the rows and codes of their images.
@@ -322,7 +322,7 @@ def _check_positions(model: TokenModel, rows: int) -> None:
             f"value of detail with at most {positions_left} codes."
         )
     raise UserError(
-        f"grid: {rows} condition rows and {model.grid} x {model.grid} tokens after them need "
+        f"grid: a condition of {rows} rows and {model.grid} x {model.grid} tokens after it need "
         f"{rows + model.tokens - 1} positions together, but {name} has only {positions}; choose the grid that the "
         "checkpoint was trained for."
     )

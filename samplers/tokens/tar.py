@@ -60,8 +60,8 @@ class TarPromptSettings(Settings):
         "codes are allowed, and at 1 the model always takes the likeliest code.",
         low=0, high=65536, step=1)
     repetition_penalty: float | None = knob(None,
-        "Makes codes that already occurred less likely; higher repeats less. Usual: the value that the model's file "
-        "recommends; at 1, the penalty is off.",
+        "Lowers the probability of codes that have already occurred; a higher value means fewer repetitions. Usual: "
+        "the value that the model's file recommends; at 1, the penalty is off.",
         low=0.01, high=2.0, step=0.01, full_size_value=1.0, advanced=True)
     parallel: int = parallel_knob("codes", "32 on a GPU",
         more="In half precision, all values of 1 or more give the same codes, but 0 gives different codes, sampled "

@@ -9,9 +9,9 @@ def test_it_answers_with_lines_that_other_commands_read(cli, tiny_demo, monkeypa
     monkeypatch.setattr(advise, "candidates", lambda *_: [parse_choice(line, "sampler") for line in lines])
     answer = cli("advise", "--label", "cat", "--repeats", "1", "--measure", "PSNR", "--least-psnr", "0")
     assert answer.code == 0, answer.err
-    (chosen,) = [line.partition(": ")[2] for line in answer.out.splitlines() if line.startswith("for Any Sampler")]
+    (chosen,) = [line.partition(": ")[2] for line in answer.out.splitlines() if line.startswith("text for the node")]
     assert chosen in lines and parse_choice(chosen, "sampler").text == chosen
-    (options,) = [line.partition(": ")[2] for line in answer.out.splitlines() if line.startswith("for compare")]
+    (options,) = [line.partition(": ")[2] for line in answer.out.splitlines() if line.startswith("options for compare")]
     again = cli("compare", "--label", "cat", *options.split(), "--set", "steps=2", "--set", "diffusion_steps=2")
     assert again.code == 0, again.err
 

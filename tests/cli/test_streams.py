@@ -181,7 +181,7 @@ def test_a_full_disk_after_the_run_keeps_the_results(cli, tiny_demo, tmp_path, m
     (folder,) = kept.iterdir()
     assert answer.code == 2 and answer.out.startswith("| sampler")
     assert answer.err == (
-        "out (compare.png), maps (m.png), json (c.json): could not be written there (No space left on device); "
+        "out (compare.png), maps (m.png), json (c.json): could not be written (No space left on device); "
         f"saved in {folder} instead.\n"
     )
     assert sorted(p.name for p in folder.iterdir()) == ["c.json", "compare.png", "m.png"]

@@ -1018,8 +1018,6 @@ def test_a_blueprint_of_compare_shows_its_sheet(comfy, editor, artifacts):
     editor.screenshot(path=str(artifacts / f"blueprint of Compare_{editor.renderer}.png"))
 
 
-
-
 @pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
 def test_a_blueprint_opens(editor, path, artifacts):
     graph = json.loads(path.read_text(encoding="utf-8"))

@@ -47,4 +47,4 @@ def test_what_fits_is_in_this_packs_layers(found):
 
 
 def test_convrot_w4a4_is_refused(found):
-    assert found["refused"].startswith("holds weights in convrot_w4a4, which also rounds the inputs of products")
+    assert found["refused"].startswith("holds weights in convrot_w4a4, which FastAR does not read, because")

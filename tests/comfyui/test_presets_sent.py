@@ -49,7 +49,7 @@ def test_every_caller_gets_what_it_names(info: dict[str, Any], ran: Any) -> None
     # The defaults of /object_info with another preset.
     settings, listed_counts, said = ran(FASTHYBRID, **{**usual, "preset": "fast"})
     assert settings == alone and listed_counts == counts
-    assert "The preset fast set all numbers, because the numbers sent were the node's defaults" in said
+    assert "The preset fast set all numbers, because the request contained the node's default numbers" in said
 
     # All numbers of the preset, and one changed, here to the node's default.
     shown = {name: value for name, value in alone.items() if name in usual and value is not None}

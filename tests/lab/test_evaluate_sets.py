@@ -79,7 +79,7 @@ def test_prompts_are_measured_and_classes_are_not(small_clip, tmp_path, monkeypa
     store = made_sweeps.write(tmp_path / "sweep", 16)
     clip = Clip(str(small_clip), CPU)
     with pytest.raises(
-        UserError, match="nothing can be measured: its images were drawn from classes, not from prompts"
+        UserError, match="nothing can be measured: its images were generated from classes, not from prompts"
     ):
         evaluate(store, ["clip"], Means(clip=clip, resamples=10))
 

@@ -170,13 +170,13 @@ def test_a_cell_that_cannot_be_measured_does_not_stop_the_others(tmp_path):
     found = evaluate(store, ["psnr", "identical"], Means(resamples=10), lines.append, failed=failed)
     assert {result.cell for result in found} == {"f"} and len(found) == 2
     told = "\n".join(lines)
-    assert "left out: psnr of few, identical of few: there is only 1 image, and it takes 2 or more" in told
-    assert "left out: psnr of lonely, identical of lonely: the sweep has no plain sampler's cell" in told
+    assert "left out: psnr of few, identical of few: only 1 image, but the measure needs 2 or more" in told
+    assert "left out: psnr of lonely, identical of lonely: the sweep has no cell of the unaccelerated sampler" in told
     assert len(failed) == 1 and failed[0].startswith("damaged is not measured: ") and failed[0] in told
     assert "of mar-0" not in told, "the plain sampler is not compared with itself"
     with pytest.raises(UserError, match="damaged"):
         evaluate(store, ["psnr"], Means(resamples=10))
 
     alone = write(tmp_path / "alone", few, plain)
-    with pytest.raises(UserError, match="^measures: nothing can be measured: there is only 1 image"):
+    with pytest.raises(UserError, match="^measures: nothing can be measured: only 1 image"):
         evaluate(alone, ["psnr"], Means(resamples=10))

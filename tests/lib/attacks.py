@@ -208,7 +208,7 @@ registered("code_in_a_zip", "mar", "mkdir", lambda f: code(f / "x.pt", True))
 registered("code_in_the_old_format", "mar", "before 2020", lambda f: code(f / "x.safetensors", False))
 
 
-@attack("mar", "has fewer bytes than its own directory states")
+@attack("mar", "has fewer bytes than its list of contents states")
 def overlapping_records(folder: Path) -> Path:
     """A thousand records that all lie on the same 100 kB: 100 MB when they are read."""
     path = archive_with(folder / "x.pt", b"\x80\x02}.", **{"0": bytes(100_000)})

@@ -376,7 +376,7 @@ def test_records_are_stored_as_they_are_and_once(tmp_path: Path) -> None:
         again.filename = "x/data/1"
         file.filelist.append(again)
         file._didModify = True  # so that the directory is written
-    refused(lambda: read(path), "has fewer bytes than its own directory states")
+    refused(lambda: read(path), "has fewer bytes than its list of contents states")
 
 
 NO_ROOM = (

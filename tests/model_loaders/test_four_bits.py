@@ -351,8 +351,8 @@ def test_convrot_w4a4_is_refused_with_the_reason():
     text = torch.tensor([*json.dumps({"format": "convrot_w4a4"}).encode()], dtype=torch.uint8)
     found, _ = packed_format({"layers.0.wo.weight": None, "layers.0.wo.comfy_quant": text}, {})
     assert found == (
-        "holds weights in convrot_w4a4, which also rounds the inputs of products to 4 bits, with an error of 20 % "
-        "(layers.0.wo.comfy_quant)"
+        "holds weights in convrot_w4a4, which FastAR does not read, because this format also rounds the inputs of "
+        "matrix products to 4 bits, with an error of 20 % (layers.0.wo.comfy_quant)"
     )
     for other in (torch.ones(3, dtype=torch.uint8), torch.zeros(2, 2), None):
         assert "in a quantised format of ComfyUI" in packed_format({"layers.0.wo.comfy_quant": other}, {})[0]

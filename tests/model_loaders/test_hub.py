@@ -377,14 +377,14 @@ def test_a_name_that_is_nowhere_recommends_its_namesake(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("choice", "family", "said"),
     [
-        ("jadechoghari/MAR", "kl", "choose kl16 or kl16-original for that repository"),
+        ("jadechoghari/MAR", "kl", "to use this repository, choose kl16 or kl16-original"),
         (
             "https://huggingface.co/Epiphqny/PAR/",
             "llamagen",
-            "choose par-xl-4x or par-xxl-4x or par-3b-4x or par-3b-16x for",
+            "to use this repository, choose par-xl-4x or par-xxl-4x or par-3b-4x or par-3b-16x",
         ),
-        ("wusize/harmon", "hybrid", "choose harmon-1.5b or harmon-1.5b-o for that repository"),
-        ("deepseek-ai/Janus-Pro-1B", "mar", "choose janus-pro-1b for that repository"),
+        ("wusize/harmon", "hybrid", "to use this repository, choose harmon-1.5b or harmon-1.5b-o"),
+        ("deepseek-ai/Janus-Pro-1B", "mar", "to use this repository, choose janus-pro-1b"),
         ("someone/something", "t5", "put it there, or choose a different file"),
         ("mar-bass", "mar", "did you mean mar-base?"),
         ("janus-pro-1", "mar", "did you mean janus-pro-1b?"),

@@ -48,8 +48,8 @@ def test_every_kind_loads(tiny, config: LlamaConfig) -> None:
 
 
 def no_note_of(model) -> str:
-    """The model's note without the one on its class rows."""
-    return "; ".join(part for part in model.note.split("; ") if "class rows" not in part)
+    """The model's note without the one on its class embeddings."""
+    return "; ".join(part for part in model.note.split("; ") if "class embeddings" not in part)
 
 
 class TestTheOrderOfStatements:
@@ -57,7 +57,7 @@ class TestTheOrderOfStatements:
 
     def test_the_user_goes_before_the_file(self, tiny) -> None:
         model = load_llamagen(tiny(grid="4"), grid=8)
-        assert model.grid == 8 and no_note_of(model) == "8x8 tokens as requested, but the file states 4x4"
+        assert model.grid == 8 and no_note_of(model) == "FastAR uses 8x8 tokens as requested, but the file states 4x4"
         assert no_note_of(load_llamagen(tiny(grid="4"), grid=4)) == ""
 
     @pytest.mark.parametrize("name", ["0250000", "step_512", "epoch-384", "gptB_bs1024", "c2i_B_512"])
@@ -96,13 +96,13 @@ class TestTheOrderOfStatements:
         stated = load_llamagen(tiny(rope=266, args='{"cls_token_num": 41}', name="a"))
         assert stated.grid == 15 and no_note_of(stated) == ""
         guessed = load_llamagen(tiny(rope=266, name="a512"))
-        assert (
-            guessed.grid == 16
-            and "RoPE table of 266 rows is taken for 16x16 tokens after 10 other rows" in guessed.note
-        )
+        assert guessed.grid == 16 and "RoPE table of 266 rows is for 16x16 tokens after 10 other rows" in guessed.note
 
     def test_a_guess_from_the_name_is_said(self, tiny) -> None:
-        assert no_note_of(load_llamagen(tiny(name="mine_256"))) == "16x16 tokens, a guess from the file's name"
+        assert (
+            no_note_of(load_llamagen(tiny(name="mine_256")))
+            == "FastAR assumes 16x16 tokens, a guess from the file's name"
+        )
         assert load_llamagen(tiny(name="mine_256"), grid=24).grid == 24
         for name in ("step_512", "epoch-256", "run-bs1024", "seed=384"):
             with pytest.raises(UserError, match="^grid: .* does not state the size of its images"):
@@ -150,16 +150,18 @@ class TestNullClass:
     def test_what_a_file_states(self, tmp_path: Path, rows, stated, classes, null, noted) -> None:
         model = load_llamagen(self.rows(tmp_path, rows, **stated))
         assert (model.net.config.condition_size, model.net.config.null) == (classes, null)
-        assert ("class rows are" in model.note) == noted
+        assert ("class embeddings are" in model.note) == noted
         assert len(model.net.cls_embedding.embedding_table.weight) == rows
 
     def test_the_user_goes_first(self, tmp_path: Path) -> None:
         path = self.rows(tmp_path, 10, num_classes=9)
         model = load_llamagen(path, classes=10)
         assert model.net.config.condition_size == 10 and not model.net.config.null
-        with pytest.raises(UserError, match="^classes: x.pt has 10 class rows.* set classes to 9 .* otherwise to 10"):
+        with pytest.raises(
+            UserError, match="^classes: x.pt has 10 class embeddings.* set classes to 9 .* otherwise to 10"
+        ):
             load_llamagen(path, classes=8)
-        with pytest.raises(UserError, match="^checkpoint: x.pt has 10 class rows"):
+        with pytest.raises(UserError, match="^checkpoint: x.pt has 10 class embeddings"):
             load_llamagen(self.rows(tmp_path, 10, num_classes=1000))
 
     def test_the_last_class_is_drawn_and_guidance_refused(self, tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_grid_from_a_rotation_table(tiny, config: LlamaConfig) -> None:
     model = load_llamagen(path, grid=16)
     assert model.grid == 16 and "16x16 tokens as requested, but the file has a table of positions for 8x8" in model.note
     longer = load_llamagen(tiny(config, "c2i_B_256", rows + 3))
-    assert longer.grid == 8 and f"RoPE table of {rows + 3} rows is taken for 8x8 tokens" in longer.note
+    assert longer.grid == 8 and f"RoPE table of {rows + 3} rows is for 8x8 tokens" in longer.note
     save_file({**weights(config), "freqs_cis": torch.zeros(())}, path)
     with pytest.raises(UserError, match="^checkpoint: .* wrong shape"):
         load_llamagen(path, heads=2)

@@ -144,7 +144,7 @@ FORMATS: dict[str, tuple[bytes, str]] = {
     "mxfp4": (stored(STATE | {"a.gate_up_proj_blocks": BYTES, "a.gate_up_proj_scales": BYTES.clone()}),
         "holds MXFP4 weights"),
     "ComfyUI, 4 bits rotated": (in_format({"weight": BYTES.to(torch.int8), "weight_scale": HALVES,
-        "comfy_quant": text(format="convrot_w4a4")}), "holds weights in convrot_w4a4, which also rounds"),
+        "comfy_quant": text(format="convrot_w4a4")}), "holds weights in convrot_w4a4, which FastAR does not read"),
     "ComfyUI, 4 and 8 bits": (in_format({"weight": BYTES.to(torch.int8), "weight_s_rel": SCALES,
         "weight_s_channel": ONE, "comfy_quant": text(format="asym_w4a8_int8")}), "ComfyUI format of 4 bits"),
     "ComfyUI, int8 rotated": (in_format({"weight": FP8.to(torch.int8), "weight_scale": ONE,

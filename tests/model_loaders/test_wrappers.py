@@ -150,7 +150,7 @@ def test_averaged_weights_are_taken_unless_the_user_says_otherwise(tmp_path: Pat
     content = {"model": TRAINED, **AVERAGES[key](AVERAGED)}
     model = load(tmp_path, content)
     assert holds(model, AVERAGED)
-    assert model.note == "averaged (EMA) weights; the file also holds the trained weights"
+    assert model.note == "FastAR uses the averaged (EMA) weights; the file also holds the trained weights"
     assert holds(load(tmp_path, content, "ema"), AVERAGED)
     trained = load(tmp_path, content, "trained")
     assert holds(trained, TRAINED) and trained.note == ""
@@ -196,7 +196,7 @@ def test_counts_beside_the_weights_are_no_averaged_weights(tmp_path: Path, count
 def test_of_several_averages_the_one_that_is_taken_is_said(tmp_path: Path) -> None:
     model = load(tmp_path, {"model": TRAINED, "ema_0.999": AVERAGED, "ema_0.9999": TRAINED})
     assert holds(model, AVERAGED)
-    assert "the averaged weights ema_0.999 of several in the file (ema_0.999, ema_0.9999)" in model.note
+    assert "FastAR uses the averaged weights ema_0.999; the file holds several (ema_0.999, ema_0.9999)" in model.note
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -243,7 +243,7 @@ def test_defaults_of_official_models_are_said(tmp_path: Path) -> None:
     state = random(MAR(replace(TINY, dim=768, classes=1000)), 0)
     save_file(state, tmp_path / "mine.safetensors")
     expected = (
-        "12 attention heads, as in the official model of the same width; "
+        "FastAR assumes 12 attention heads, as in the official model of the same width; "
         "FastAR assumes that the 1000 classes are the classes of ImageNet"
     )
     assert load_mar(tmp_path / "mine.safetensors").note == expected

@@ -81,7 +81,7 @@ def test_a_program_that_sends_the_defaults_gets_the_preset_that_it_names(ran, no
     found, said = ran(node, preset=preset, **defaults)
     assert found == numbers
     assert said.startswith(
-        f"The preset {preset} set all numbers, because the numbers sent were the node's defaults"
+        f"The preset {preset} set all numbers, because the request contained the node's default numbers"
     ) == (defaults != numbers)
     assert ran(node, preset="custom", **defaults)[0] == defaults
 
@@ -144,7 +144,7 @@ def test_a_cache_that_is_sent_with_its_defaults_has_the_numbers_of_its_preset():
 
     _, said = plan("exact", **sent).settings(loaded, 32)
     assert said.startswith(
-        "LazyMAR Cache: The preset exact set all numbers, because the numbers sent were the node's defaults"
+        "LazyMAR Cache: The preset exact set all numbers, because the request contained the node's default numbers"
     )
 
 

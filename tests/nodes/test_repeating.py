@@ -135,7 +135,7 @@ def test_a_line_that_cannot_repeat_a_run_says_why(folder):
     line, said = line_of(report, folder)
     assert "tau=0.3" in line and "up_sampler" not in line
     assert said == [
-        "mulosd: the line for Any Sampler does not repeat this run. Tiny x3 enlarged the draft; use "
+        "mulosd: the line does not repeat this run in the node Any Sampler. Tiny x3 enlarged the draft; use "
         "MuLo-SD Sampler with this model."
     ]
 
@@ -152,7 +152,7 @@ def test_a_line_that_cannot_repeat_a_run_says_why(folder):
     report.settings |= {"shininess": 3, "order": "spiral"}
     line, (said,) = line_of(report, folder)
     assert "steps=4" in line and "shininess" not in line and "order" not in line
-    assert "does not have some of its settings (order, shininess)" in said or "(shininess, order)" in said
+    assert "does not have some settings of this run (order, shininess)" in said or "(shininess, order)" in said
 
 
 def test_a_report_holds_the_settings_of_its_sampler(folder):

@@ -333,7 +333,7 @@ def test_a_measure_that_no_cell_has_is_said_and_the_plot_is_against_another(stea
     inputs = {"sampler": "mar", "settings": "steps=4, diffusion_steps=4", "x": "cfg", "x_values": "2, 3"}
     model = a_mar()
     (_, _, plot), (warning, *_), _ = executed(model, measure="acceptance", **inputs)
-    assert warning == "measure: this sweep has no acceptance, so the plot is against PSNR."
+    assert warning == "measure: this sweep has no acceptance, so the horizontal axis shows PSNR."
     assert torch.equal(plot, executed(model, measure="auto", **inputs)[0][2])
 
 
@@ -491,7 +491,7 @@ def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
     assert image.ndim == 4 and image.shape[3] == 3
     assert line in (*lines[:2], "mar") and "lazymar: steps=99 was not run" in table
     assert len([row for row in table.splitlines() if row.startswith("| ")]) == 4
-    used = [] if line == "mar" else [f"In your workflow: Any Sampler with the text {line}."]
+    used = [] if line == "mar" else [f"In your workflow, use the node Any Sampler with the text {line}."]
     assert said(made) == [table.splitlines()[0], *used]
     assert fake_comfy.state.said[0][1].startswith("run 1 of about "), "while it runs"
     _, shown, _ = fake_comfy.Progress.updates[-1][2]
@@ -513,7 +513,7 @@ def test_nodes_that_the_advisor_names_exist_and_have_the_preset():
             said, _, preset = advisor._in_a_graph(choice, plain).partition(" with preset ")
             if preset:
                 name = preset.split(",")[0].rstrip(".")
-                assert name in nodes[said.removeprefix("In your workflow: ")]
+                assert name in nodes[said.removeprefix("In your workflow, use ")]
                 assert "LazyMAR Cache" not in preset or name in nodes["LazyMAR Cache"]
 
 

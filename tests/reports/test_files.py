@@ -137,7 +137,7 @@ def test_a_result_that_fails_late_is_kept_and_the_others_are_written(tmp_path, m
     words = save(results)
     assert (tmp_path / "b.json").read_bytes() == b"{}"
     (folder,) = kept.iterdir()
-    assert words == f"out (a.png), maps (m.png): could not be written there (File exists); saved in {folder} instead"
+    assert words == f"out (a.png), maps (m.png): could not be written (File exists); saved in {folder} instead"
     assert (folder / "a.png").read_bytes() == b"picture" and (folder / "m.png").read_bytes() == b"map"
 
 
@@ -148,9 +148,9 @@ def test_without_any_folder_text_is_printed_and_a_picture_is_called_lost(tmp_pat
         Result("out", tmp_path / "gone" / "a.png", b"\x89PNG"),
         Result("json", tmp_path / "gone" / "b.json", b'{"a": 1}'),
     )
-    assert save([text]).endswith("no other folder takes it either, so it was printed")
+    assert save([text]).endswith("FastAR could not write to any other folder either and printed the text")
     assert capsys.readouterr().out == 'b.json:\n{"a": 1}\n'
-    assert save([lost]).endswith("no other folder takes a.png either, so it is lost")
+    assert save([lost]).endswith("a.png could not be written to any other folder either, so it is lost")
 
 
 def test_pictures_are_encoded_by_their_ending(tmp_path):

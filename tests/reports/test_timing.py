@@ -102,7 +102,7 @@ def test_runs_that_differ_in_more_than_the_method_have_no_ratio(word):
     assert f"not compared ({word})" in row and "2.00x" not in row and "2.00 (" in row, "the seconds stay"
     _, told = json.loads(to_json([base, own]))["runs"]
     assert "speedup" not in told and told["speedup_note"] == word
-    remedy = "speed-up: try another seed" if word == "first run" else f"speed-up not compared ({word})"
+    remedy = "run again with a different seed" if word == "first run" else f"speed-up not compared ({word})"
     assert remedy in one_line(own, base)
 
 

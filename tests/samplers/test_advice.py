@@ -124,7 +124,10 @@ def test_the_answer_names_those_that_may_be_as_fast(slower, is_rival):
     tried = [a.parse_choice(line, "sampler") for line in seconds]
     _, found = stepped(a.calibrate(PLAIN, tried, varying, AdviceSettings(measure="identical"), 7))
     assert found.best.text == "lazymar: preset=balanced"
-    rival = "Not measurably slower: lazymar: preset=fast, about 1.9 times as fast. More repeats may tell them apart."
+    rival = (
+        "Not measurably slower than this sampler: lazymar: preset=fast, about 1.9 times as fast. More repeats may tell "
+        "them apart."
+    )
     assert found.sentence.endswith(rival) == is_rival and ("Not measurably" in found.sentence) == is_rival
 
 

@@ -384,4 +384,6 @@ def test_the_report_says_what_this_run_ran_plain_and_not_an_earlier_one(monkeypa
     steps = bitdance(model, from_ids((1,)), FEW, PairedNoise(5, (0,)))
     next(steps)
     model.net.note_plain("diffusion head")
-    assert finish(steps).report.note == "speed: compile was chosen, but these parts ran as plain: diffusion head"
+    assert (
+        finish(steps).report.note == "speed: compile was chosen, but these parts ran with speed plain: diffusion head"
+    )

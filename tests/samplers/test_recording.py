@@ -222,7 +222,9 @@ def test_a_recording_that_fails_leaves_the_image_as_it_is(contract, error, why, 
         for _ in range(2):
             drawn = finish(contract.start(name, move=move))
             assert torch.equal(drawn[0], wanted)
-            assert drawn.report.note.endswith(f"speed: auto was chosen, but these parts ran as plain: launches ({why})")
+            assert drawn.report.note.endswith(
+                f"speed: auto was chosen, but these parts ran with speed plain: launches of operations ({why})"
+            )
 
 
 def test_memory_that_is_short_for_the_image_frees_the_recordings(recordings, monkeypatch):
@@ -249,8 +251,8 @@ def test_weights_that_the_host_moves_are_not_recorded(recordings):
     for _ in range(3):
         drawn = finish(masked.start("mar", model=model))
     assert not recordings
-    parts = "launches (ComfyUI moves the weights)"
-    assert drawn.report.note == f"speed: auto was chosen, but these parts ran as plain: {parts}"
+    parts = "launches of operations (ComfyUI moves the weights)"
+    assert drawn.report.note == f"speed: auto was chosen, but these parts ran with speed plain: {parts}"
 
 
 def test_every_draw_of_mulosd_is_recorded(recordings, monkeypatch):

@@ -39,8 +39,8 @@ _MOST_COMPILED = {
 NAMES = [_MOST_COMPILED.get(name, name) for name in (*MASKED, *TOKENS, *BLOCKS, *CONTINUOUS)]
 NAMES += ["lazymar, cached head", "mar, speculation", "cspd, speculation", "bitdance, speculation", "window, llamagen"]
 NAMES += ["nextstep, speculation", "nextstep, edits"]
-_LAZY = "speed: compile was chosen, but these parts ran as plain: blocks with LazyMAR's caches"
-_SPECULATION = "speed: compile was chosen, but these parts ran as plain: drafts of speculation"
+_LAZY = "speed: compile was chosen, but these parts ran with speed plain: blocks with LazyMAR's caches"
+_SPECULATION = "speed: compile was chosen, but these parts ran with speed plain: drafts of speculation"
 
 
 def plain_parts(name: str) -> str:
@@ -117,11 +117,11 @@ def test_a_region_is_plain_beyond_the_compilers_limit(counters, caplog):
         assert region(torch.ones(2), str(n)).tolist() == [2.0 + n, 2.0 + n]
     assert counters["stats"]["unique_graphs"] == torch._dynamo.config.recompile_limit
     assert [r.message for r in caplog.records if "without compilation" in r.message]
-    assert net.remark == "speed: compile was chosen, but these parts ran as plain: doubling"
+    assert net.remark == "speed: compile was chosen, but these parts ran with speed plain: doubling"
     net.begin_run()
     assert net.remark == "speed: compile"
     region(torch.ones(2), "1")
-    assert net.remark == "speed: compile was chosen, but these parts ran as plain: doubling"
+    assert net.remark == "speed: compile was chosen, but these parts ran with speed plain: doubling"
 
 
 def test_a_region_is_plain_while_weights_are_off_the_device(counters):
@@ -139,7 +139,7 @@ def test_a_region_is_plain_while_weights_are_off_the_device(counters):
     host.away = True
     assert net.compiled(_doubled, "doubling") is _doubled
     parts = "doubling (weights are in system memory)"
-    assert net.remark == f"speed: compile was chosen, but these parts ran as plain: {parts}"
+    assert net.remark == f"speed: compile was chosen, but these parts ran with speed plain: {parts}"
 
 
 def _doubled(x, text):

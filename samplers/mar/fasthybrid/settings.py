@@ -42,7 +42,7 @@ class FastHybridSettings(DiSASettings):
         "cos, as in the paper.",
         choices=("cos", "linear-down", "linear-up", "square", "none"), advanced=True)
     accepted: str = knob("refine", "What happens to an accepted draft: refine improves it in a few guided steps, and "
-        "renoise adds noise to it and denoises it again. keep leaves the draft as it is; with keep, the run is "
+        "renoise adds noise to it and denoises it again. With keep, the draft stays as it is; the run is "
         "faster, but textures show artefacts. Usual: refine.",
         choices=("refine", "renoise", "keep"), advanced=True,
         more="With *renoise*, the draft influences only the start of the denoising. In the paper's comparison, "

@@ -50,8 +50,8 @@ class CacheSettings(Guarantees):
              "before step 41.")
     ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, in "
         "which the decoder computes all tokens in AR steps 1 to 20, fewer in steps 21 to 40, and the share "
-        "computed_ratio from step 41 on. stretched spreads this table over all AR steps, which is faster and less "
-        "exact with fewer than 64 AR steps; constant uses computed_ratio from the start. Usual: published for "
+        "computed_ratio from step 41 on. With stretched, this table is spread over all AR steps, which is faster and "
+        "less exact with fewer than 64 AR steps; constant uses computed_ratio from the start. Usual: published for "
         "full-size models, constant for the demo.",
         choices=("published", "stretched", "constant"), advanced=True,
         more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "

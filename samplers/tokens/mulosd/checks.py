@@ -28,7 +28,7 @@ def check_pair(target: TokenModel, draft: TokenModel, *, codes: int, sampler: st
     Raises:
         UserError: a PAR, a Janus, or a model whose number of codes is not ``codes``.
     """
-    why_no_janus = f"{sampler} needs a model of a smaller image, which no Janus draws"
+    why_no_janus = f"{sampler} drafts with a model for smaller images, and there is no such Janus"
     expect_raster(sampler, target, draft, why_no_janus=why_no_janus)
     of_target = target.net.config.vocab
     of_draft = draft.net.config.vocab

@@ -38,31 +38,31 @@ class MuLoSDSettings(TokenSettings):
         "Lowest probability at which a draft token is accepted; higher is slower and closer to the image of the large "
         "model. Start with 0.3; at 0, the whole draft is accepted, and above 1 every token is resampled.",
         low=0.0, high=1.01, step=0.01,
-        more="The right value depends on the models: read *drafts accepted* in the report, then raise or lower "
-            "*tau*. The probability is the sum of the probabilities of the draft's code and of similar codes (see "
-            "*neighbours*).")
+        more="The probability of a draft token is the sum of the probabilities of its code (the value of the token) "
+            "and of similar codes (see *neighbours*). The right *tau* depends on the models: read the share of "
+            "accepted drafts in the report, then lower *tau* to accept more drafts, or raise it to accept fewer.")
     expansion: int = knob(1,
         "Tokens within this distance of a rejected token are resampled too; a larger distance is slower and hides "
         "seams better. Usual: 1; at 0, only the rejected tokens are resampled.",
         low=0, high=16, step=1, symbol="l", unit="tokens",
         more="In the paper, images are worse with *expansion* 0; on the demo, they are better.")
     acceptance_target: float = knob(0.0,
-        "Share of the draft tokens to accept; this setting replaces tau. Higher is faster, and the image is less "
-        "like the large model's. Usual: 0.9 to 0.98; at 0, tau decides.",
+        "Share of the draft tokens to accept; above 0, the sampler ignores tau. Higher is faster, and the image is "
+        "less like the large model's image. Usual: 0.9 to 0.98; at 0, tau decides which draft tokens are accepted.",
         low=0.0, high=1.0, step=0.01, advanced=True,
-        more="The tokens around a rejected token (see *expansion*) are resampled too. With *expansion* 1, if "
-            "rejected tokens were spread at random over a 32 x 32 grid, an *acceptance_target* of 0.7 would resample "
-            "95% of all tokens, and an acceptance_target of 0.95 would resample 36%.")
+        more="The tokens around a rejected token (see *expansion*) are resampled too. For example, if *expansion* is "
+            "1 and the rejected tokens are spread at random over a 32 x 32 grid, the sampler resamples 95 % of all "
+            "tokens at *acceptance_target* 0.7, and 36 % at 0.95.")
     neighbours: int | None = knob(None,
-        "Number of similar codes whose probability is added to the probability of the draft code; with more "
-        "neighbours, more of the draft is accepted. Usual: 1000 if the model has 16,384 codes, otherwise the same "
-        "share of the model's codes; at 0, tau must be much lower.",
+        "Number of similar codes (a code is a value of a token) whose probabilities are added to the probability of "
+        "the draft token's code; with more neighbours, more draft tokens are accepted. Usual: 1000 if the model has "
+        "16,384 codes, otherwise the same share of the model's codes; at 0, tau must be much lower.",
         low=0, high=65536, step=1, full_size_value=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True,
         more="For the demo's 512 codes, this share is 31 codes.")
     draft_rows: int = knob(4,
         "Number of rows of the small image that are drafted before the large model verifies them; fewer rows are "
         "slower. The draft model drafts the next rows from the large model's result. Usual: 4 to 8 (our choice, "
-        "because the paper gives no number); at 0, the whole image is drafted first.",
+        "because the paper gives no number); at 0, the whole small image is drafted first.",
         low=0, high=256, step=1, advanced=True,
         more="With fewer rows, the sampler also accepts fewer draft tokens, because the last row of each part is "
             "enlarged before the row below it exists.")
@@ -73,12 +73,12 @@ class MuLoSDSettings(TokenSettings):
         more="The setting works like *window* of ZipAR Sampler.")
     resample_window: int = knob(8,
         "In a resampled area, the large model decides this many tokens of a row before it starts the next row. "
-        "Usual: 4 to 16; at 0, which is slower, the tokens of an area are resampled one after another, but separate "
-        "areas are still resampled at the same time.",
+        "Usual: 4 to 16; 0 is slower: the tokens of an area are then resampled one after another, but separate areas "
+        "are still resampled at the same time.",
         low=0, high=256, step=1, advanced=True)
     resample_order: str = knob(AT_ONCE,
-        "With islands at once, separate areas are resampled at the same time, as in the paper. one by one is slower: "
-        "the sampler then ignores resample_window and resamples one token after another.",
+        "With islands at once, separate areas are resampled at the same time, as in the paper. With one by one, the "
+        "sampler ignores resample_window and resamples one token after another, which is slower.",
         choices=(AT_ONCE, ONE_BY_ONE), advanced=True)
     repair: str = knob(LOCAL,
         "What is resampled after a rejection. Usual: local, which resamples the area around the rejected token; suffix "

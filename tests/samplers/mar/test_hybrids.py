@@ -63,7 +63,7 @@ def test_a_compiled_hybrid_names_its_language_model_which_runs_plain(hybrid, mon
     monkeypatch.setattr(hybrid.net, "speed", "compile")
     monkeypatch.setattr(Recordable, "compiled", lambda self, function, part: function)
     note = sampled(hybrid).report.note
-    assert note.endswith("speed: compile was chosen, but these parts ran as plain: language model")
+    assert note.endswith("speed: compile was chosen, but these parts ran with speed plain: language model")
 
 
 def test_without_guidance_the_unconditional_text_is_not_read(hybrid):

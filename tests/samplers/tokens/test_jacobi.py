@@ -210,7 +210,7 @@ def test_finished_images_leave_the_batch():
 def test_a_report_says_where_a_window_costs_time():
     model, chosen = tiny_gpt(), LlamaGenSettings(**FEW, parallel=4)
     four = finish(llamagen(model, from_ids((1, 2, 3, 0)), chosen, TokenNoise(5, range(4)))).report
-    assert "parallel: this value computes about 4 times as many rows" in to_text(four)
+    assert "parallel: with this value, the passes compute about 4 times as many tokens" in to_text(four)
     assert four.to_dict()["note"] == four.note
     assert not run(llamagen, model, chosen).report.note
 

@@ -55,7 +55,7 @@ def test_as_many_rows_as_the_model_reads_fit():
 
 def test_a_grid_that_leaves_no_room_for_any_code_is_blamed_itself():
     model = dataclasses.replace(tiny_gpt("features"), grid=9)
-    with pytest.raises(UserError, match="^grid: 3 condition rows and 9 x 9 tokens after them need 83 positions"):
+    with pytest.raises(UserError, match="^grid: a condition of 3 rows and 9 x 9 tokens after it need 83 positions"):
         prepare(model, FeatureCondition(features(3), ("",)), CPU)
 
 
