@@ -24,7 +24,7 @@ from ...runs.loading import read_images
 from ...runs.registry import FAMILIES, JANUS
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.engine import finish
-from ...samplers.tokens.cache_slots import serial_table
+from ...samplers.tokens.cache_slots import serial_slots
 from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.device_table import DeviceTable
 from ...samplers.tokens.llamagen import llamagen
@@ -237,11 +237,12 @@ def _branches(model: JanusModel, condition: ImagePromptCondition, tokens: Tensor
     canvas, prepared = token_canvas("verify", model, condition, TokenSettings(), draws)
     canvas.values[:, :-1] = tokens
     look = CachedTransformer(canvas, prepared)
-    host = serial_table(raster(model.grid))
-    hidden = [look.prefill(True, host.slots)]
-    table = DeviceTable(host, look.cache.prefix, tokens.device)
+    schedule = raster(model.grid)
+    slots = serial_slots(schedule)
+    hidden = [look.prefill(True, slots.count)]
+    table = DeviceTable(schedule, slots, look.cache.prefix, tokens.device)
 
-    for k in range(1, host.passes):
+    for k in range(1, len(schedule.passes)):
         hidden.append(look.feed(canvas.values, table.pass_rows(k)[0], True))
 
     return model.net.logits(torch.cat(hidden, 1)).unflatten(0, (3, -1))

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
 from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ...samplers.engine import finish
-from ...samplers.tokens.cache_slots import serial_table
+from ...samplers.tokens.cache_slots import serial_slots
 from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.device_table import DeviceTable
 from ...samplers.tokens.llamagen import decode_schedule
@@ -154,10 +154,10 @@ def _par(folder: Path, stem: str) -> Iterator[Case]:
     def mask() -> Iterator[Check]:
         model = _model(folder, stem)
         schedule = par_schedule(model.grid, model.regions)
-        table = serial_table(schedule)
-        slots = table.slots_without_padding
-        visible = DeviceTable(table, 0, torch.device("cpu")).mask(slice(0, -1), slots)
-        recorded = io["group_mask"][1:, 1:][list(table.slot[:-1]), :slots]
+        slots = serial_slots(schedule)
+        count = slots.count_without_padding
+        visible = DeviceTable(schedule, slots, 0, torch.device("cpu")).mask(slice(0, -1), count)
+        recorded = io["group_mask"][1:, 1:][list(slots.of_row[:-1]), :count]
         yield exact(visible.to(torch.uint8), recorded)
 
     yield Case(f"llamagen/{stem}.order", order)
@@ -172,7 +172,8 @@ def _zipar(folder: Path, stem: str) -> Iterator[Case]:
 
     def schedule(run: str, model: TokenModel) -> Schedule:
         hidden = zipar_schedule(model.grid, int(run.rpartition("_w")[2]))
-        return replace(hidden, unwritten_visible=family == "zipar")
+        # The published code attends to undecided cells as blanks: to the cache, all cells are known from the start.
+        return replace(hidden, known=model.tokens) if family == "zipar" else hidden
 
     yield from _runs(folder, weights, _io(folder, stem), _io(folder, weights), schedule)
 
@@ -279,9 +280,9 @@ def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, token
     canvas, prepared = token_canvas("verify", model, condition, TokenSettings(), draws)
     canvas.values[:, :-1] = tokens
     look = CachedTransformer(canvas, prepared)
-    host = serial_table(schedule)
-    hidden = look.prefill(True, host.slots)
-    table = DeviceTable(host, look.cache.prefix, tokens.device)
+    slots = serial_slots(schedule)
+    hidden = look.prefill(True, slots.count)
+    table = DeviceTable(schedule, slots, look.cache.prefix, tokens.device)
 
     for k in range(1, len(schedule.passes)):
         more = look.feed(canvas.values, table.pass_rows(k)[0], True)

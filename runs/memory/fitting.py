@@ -17,7 +17,7 @@ from ...networks.llama import cache_bytes
 from ...networks.ops import quantize
 from ...networks.quantized import INT4, INT4_SMALL, INT8, QUANTISED
 from ...samplers.conditioning import Condition, FeatureCondition, PromptCondition
-from ...samplers.tokens.cache_slots import serial_table
+from ...samplers.tokens.cache_slots import serial_slots
 from ...samplers.tokens.par import PARSettings
 from ...samplers.tokens.settings import LlamaGenSettings
 from ..loading import LANGUAGE
@@ -107,7 +107,7 @@ def need(entry: hub.Entry, dtype: str) -> Need:
     settings = PARSettings(cfg=scale) if net.config.special else LlamaGenSettings(cfg=scale)
     prefix = PROMPT_ROWS if family is None else _ROWS.get(model.condition, PROMPT_ROWS)
     cells = net.config.regions
-    slots = prefix + serial_table(settings.schedule(model)).slots
+    slots = prefix + serial_slots(settings.schedule(model)).count
     rows = max(prefix, token_memory.FED * cells)
     working = token_memory.decoding_bytes(model, 1, scale > 1, slots=slots, cells=cells, rows=rows)
     return Need(weights, int(working))

@@ -13,7 +13,7 @@ from ...networks.llama import Llama, TokenModel, cache_bytes, is_16_bit
 from ...networks.ops import unpacking_bytes
 from ...networks.tar import TarModel
 from ...samplers.conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
-from ...samplers.tokens.cache_slots import serial_table, window_table
+from ...samplers.tokens.cache_slots import serial_slots, window_slots
 from ...samplers.tokens.defaults import sampling_of
 from ...samplers.tokens.jacobi import padded_row_count
 from ...samplers.tokens.mulosd.acceptance import nearest_codes_bytes
@@ -45,7 +45,7 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     if draft is None:
         schedule = settings.schedule(model)
         cells = _cells_of_a_call(model.net, schedule, settings.parallel)
-        slots = (window_table(schedule) if settings.parallel else serial_table(schedule)).slots
+        slots = (window_slots(schedule) if settings.parallel else serial_slots(schedule)).count
         rows = max(math.ceil(prefix * _read_at_once(condition) / max(1, images)), FED * cells)
         return decoding_bytes(model, images, guided, prefix + slots, cells, rows, conditional_branches(condition))
 

@@ -7,6 +7,7 @@ The files in reading order:
   tensors;
 - ``canvas.py``: the tokens of a run's images so far;
 - ``schedule.py``: which cells each pass decides, and which tokens it feeds;
+- ``schedule_table.py``: the fed rows and the cells of all passes of a schedule, in arrays;
 - ``cache_slots.py``: which slot of the KV cache holds each fed token;
 - ``device_table.py``: the fed tokens and their slots, in tensors on the device;
 - ``looks.py``: the transformer with its KV cache;

@@ -1,7 +1,7 @@
 """What each pass of a token model feeds to the transformer, in tensors on the device.
 
-``schedule.py`` states which cells a pass feeds, and ``cache_slots.py`` states which cache slots hold their keys and
-values. :class:`DeviceTable` copies these facts to the device, and returns the :class:`FedRows` of each pass.
+``schedule_table.py`` states which cells a pass feeds, and ``cache_slots.py`` states which cache slots hold their keys
+and values. :class:`DeviceTable` copies these facts to the device, and returns the :class:`FedRows` of each pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from ...networks.torch_state import to_device
-from .cache_slots import Table
+from .cache_slots import CacheSlots
+from .schedule import Schedule
+from .schedule_table import schedule_table
 
 
 class FedRows(NamedTuple):
@@ -33,26 +35,28 @@ class FedRows(NamedTuple):
 
 
 class DeviceTable:
-    """A :class:`.Table` on a device. The cache begins with ``prefix`` slots of the condition, and all fed rows attend
-    to these slots.
+    """The :class:`.ScheduleTable` of a schedule and its :class:`.CacheSlots`, on a device. The cache begins with
+    ``prefix`` slots of the condition, and all fed rows attend to these slots.
 
     Attributes:
-        host: the table on the host.
+        table, slots: the table and the slots on the host.
         fed_cell, position, last_visible, row_pass: as in the table.
         transition_token: as in the table; None if the schedule feeds no transition tokens.
         row_in_pass: for each cell, the index of the row that predicts it, counted from the first row of the pass.
         cache_slot: for each row, the slot that it writes, counted from the first slot of the cache.
-        place, written, replaced: as in the table, but the entries for the condition's slots come first.
+        place, written, replaced: as in the slots, but the entries for the condition's slots come first.
     """
 
-    def __init__(self, table: Table, prefix: int, device: torch.device):
-        self.host = table
+    def __init__(self, schedule: Schedule, slots: CacheSlots, prefix: int, device: torch.device):
+        table = schedule_table(schedule)
+        self.table = table
+        self.slots = slots
         self.prefix = prefix
 
         self.fed_cell = to_device(table.fed_cell, device)
         self.transition_token = to_device(table.transition_token, device) if table.transition_token.max() >= 0 else None
         self.position = to_device(table.position, device)
-        self.cache_slot = to_device(table.slot + prefix, device)
+        self.cache_slot = to_device(slots.of_row + prefix, device)
         self.last_visible = to_device(table.last_visible, device)
         self.row_pass = to_device(table.row_pass, device)
 
@@ -60,18 +64,19 @@ class DeviceTable:
 
         # The condition's slots come first. Their place is -1, and they are present in all passes, so every row attends
         # to them.
-        self.place = to_device(np.concatenate([np.full(prefix, -1), table.place]), device)
-        self.written = to_device(np.concatenate([np.full(prefix, -1), table.written]), device)
-        self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), table.replaced]), device)
+        self.place = to_device(np.concatenate([np.full(prefix, -1), slots.place]), device)
+        self.written = to_device(np.concatenate([np.full(prefix, -1), slots.written]), device)
+        self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), slots.replaced]), device)
 
     def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
         """The rows that pass k feeds, and the indices of the rows that predict the n cells of the pass, int64 [n].
-        The table must be a :func:`.serial_table`. The host does not wait for the device.
+        The slots must be :func:`.serial_slots`. The host does not wait for the device.
         """
-        table = self.host
+        table = self.table
         rows = slice(table.row_start[k], table.row_start[k + 1])
         cells = slice(table.cell_start[k], table.cell_start[k + 1])
-        return self.rows_at(rows, int(table.end[k]), bool(table.needs_mask[k])), self.row_in_pass[cells]
+        fed = self.rows_at(rows, int(self.slots.end[k]), bool(self.slots.needs_mask[k]))
+        return fed, self.row_in_pass[cells]
 
     def rows_at(self, index: slice | Tensor, end: int, needs_mask: bool = True) -> FedRows:
         """The fed rows at an ``index`` in the table: a slice, or int64 [...]. Each row attends only to the condition's
@@ -98,7 +103,8 @@ class DeviceTable:
         return is_visible & is_present
 
 
-def plan_from_table(table: Table, device: torch.device) -> dict[int, Tensor]:
+def plan_on_device(schedule: Schedule, device: torch.device) -> dict[int, Tensor]:
     """The plan for :func:`.engine.run_passes`: for each pass, the cells that it decides, int64 [n] on the device."""
+    table = schedule_table(schedule)
     cells = to_device(torch.from_numpy(table.cells[:-1]), device)
     return dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))

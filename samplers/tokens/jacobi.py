@@ -37,12 +37,13 @@ from ...networks.llama import is_16_bit
 from ...networks.torch_state import to_device
 from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..engine import Sampler, Verdict
-from .cache_slots import Table, window_table
+from .cache_slots import window_slots
 from .canvas import TokenCanvas
 from .device_table import DeviceTable, FedRows
 from .looks import CachedTransformer, chosen_rows, last_guided_pass
 from .sampling import Guidance, TokenDraw
 from .schedule import Schedule
+from .schedule_table import ScheduleTable, schedule_table
 
 # On a CPU, a window saves little or no time for a batch of at least this many images.
 _CPU_BATCH = 4
@@ -64,14 +65,14 @@ def decode_in_windows(
     the prefill. The report's map "outcome" holds ACCEPTED for the cells that "accepted" counts, and PLAIN for all other
     cells. For a cell that an edit fixes, the two maps hold -1 and GIVEN instead.
     """
-    table = window_table(schedule)
+    table = schedule_table(schedule)
     canvas.total = canvas.cells
     _add_remarks(canvas, schedule, width)
 
     # 1. The prefill. It reads the condition, and predicts the cells of the first pass.
     first = to_device(np.array(schedule.passes[0].cells, np.int64), canvas.device)
     with canvas.clock.phase(canvas.phases[0]):
-        hidden = transformer.prefill(any(draw.guided_by_pass), table.slots)
+        hidden = transformer.prefill(any(draw.guided_by_pass), window_slots(schedule).count)
     with canvas.clock.phase(canvas.phases[1]):
         canvas.decide(first, draw(0, first, hidden.expand(-1, len(first), -1)), 0)
     yield from canvas.yield_step(len(first))
@@ -109,7 +110,7 @@ def jacobi_calls(
 
     Args:
         canvas: holds the tokens of the first pass and of the schedule's known cells, and receives certain tokens.
-        transformer: its cache has at least ``window_table(schedule).slots`` image slots.
+        transformer: its cache has at least ``window_slots(schedule).count`` image slots.
         draw: samples the tokens of all images.
         schedule: its first pass has already run.
         width: W, the number of passes in a window.
@@ -117,12 +118,12 @@ def jacobi_calls(
             images stay.
     """
     passes = len(schedule.passes)
-    table = DeviceTable(window_table(schedule), transformer.cache.prefix, canvas.device)
+    table = DeviceTable(schedule, window_slots(schedule), transformer.cache.prefix, canvas.device)
 
     # If all calls must have one shape, all images stay to the end. The null branch, in which guidance runs the
     # transformer without the condition, then stays too.
     has_one_shape = transformer.padded_to > 0
-    guiding = WindowGuidance(table.host, draw.guided_by_pass, to_the_end=has_one_shape)
+    guiding = WindowGuidance(table.table, draw.guided_by_pass, to_the_end=has_one_shape)
     images_may_leave = images_may_leave and not has_one_shape
 
     window = Window(canvas, schedule, width)
@@ -184,14 +185,14 @@ class Window:
         tokens: the tokens of the active images, int64 [A, L + 1], arranged as in :class:`.TokenCanvas`.
         start: for each image, the first pass that is not certain, int64 [A].
         stop: for each image, the first pass after its window, int64 [A].
-        entries: for each cell of a window, its index in the cell arrays of :class:`.Table`, int64 [A, n]. The cells are
-            in the order of their passes. n is the number of cells in the largest window. For images with fewer cells,
-            padding follows.
+        entries: for each cell of a window, its index in the cell arrays of :class:`.ScheduleTable`, int64 [A, n]. The
+            cells are in the order of their passes. n is the number of cells in the largest window. For images with
+            fewer cells, padding follows.
         cells: the same cells as numbers in raster order, int64 [A, n] on the device.
     """
 
     def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
-        self.table = window_table(schedule)
+        self.table = schedule_table(schedule)
         self.width = width
         self.active = np.arange(canvas.images)
         self.tokens = canvas.values.clone()
@@ -231,7 +232,7 @@ class Window:
         """The rows that the next call feeds, and for each cell, the index of the row that predicts it, int64 [A, n]."""
         table = self.table
         index = ranges(table.row_start[self.start], table.row_start[self.stop], padding=len(table.fed_cell) - 1)
-        end = max(int(table.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
+        end = max(int(device_table.slots.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
 
         # For a single image, the index has one dimension, because writing the cache is then faster.
         index_on_device = to_device(index[0] if len(index) == 1 else index, self.tokens.device)
@@ -319,8 +320,8 @@ class WindowGuidance:
             feed it only until all guided passes are certain.
     """
 
-    def __init__(self, table: Table, guided: Sequence[bool], to_the_end: bool):
-        self.guided_by_cell = np.array([*guided, False])[table.cell_pass]  # bool [D + 1], D as in Table
+    def __init__(self, table: ScheduleTable, guided: Sequence[bool], to_the_end: bool):
+        self.guided_by_cell = np.array([*guided, False])[table.cell_pass]  # bool [D + 1], D as in ScheduleTable
         self.all_guided = all(guided)
         self.last_guided = last_guided_pass(guided)
         self.always_reads_null = to_the_end and any(guided)
@@ -381,7 +382,7 @@ def padded_row_count(schedule: Schedule, width: int) -> int:
 
     The number is the same for all values of ``width`` up to the side of the image in tokens.
     """
-    table = window_table(schedule)
+    table = schedule_table(schedule)
     stop = np.minimum(np.arange(table.passes) + max(width, schedule.grid), table.passes)
     rows = (table.row_start[stop] - table.row_start[:-1]).max()
     return ROWS * math.ceil(rows / ROWS)

@@ -25,10 +25,9 @@ from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler, run_passes
-from .cache_slots import serial_table
 from .canvas import TokenCanvas, token_canvas
 from .checks import check_raster
-from .device_table import plan_from_table
+from .device_table import plan_on_device
 from .jacobi import decode_in_windows, padded_row_count
 from .looks import CachedTransformer, ScheduleLook, last_guided_pass
 from .prepare import PreparedCondition
@@ -140,7 +139,7 @@ def decode_schedule(
         return (yield from decode_in_windows(canvas, transformer, draw, schedule, parallel))
 
     look = ScheduleLook(canvas, condition, schedule, last_guided_pass(guided), first_value=first_value)
-    plan = plan_from_table(serial_table(schedule), canvas.device)
+    plan = plan_on_device(schedule, canvas.device)
     canvas.total = len(plan)
     yield from run_passes(canvas, plan, look, draw)
     return canvas.finish()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...networks.llama import Cache
-from .cache_slots import serial_table
+from .cache_slots import serial_slots
 from .canvas import TokenCanvas
 from .device_table import DeviceTable, FedRows
 from .prepare import PreparedCondition
@@ -147,7 +147,7 @@ class ScheduleLook(CachedTransformer):
     def __call__(self, k: int, cells: Tensor) -> Tensor:
         """Run pass k, and return the hidden rows [R, n, C] that predict its n ``cells``."""
         if k == 0:
-            slots = serial_table(self.schedule).slots_without_padding if self.slots is None else self.slots
+            slots = serial_slots(self.schedule).count_without_padding if self.slots is None else self.slots
             hidden = self.prefill(self.last_guided >= 0, slots)
             self.follow(self.schedule)
             return hidden.expand(-1, len(cells), -1)
@@ -158,7 +158,7 @@ class ScheduleLook(CachedTransformer):
     def follow(self, schedule: Schedule) -> None:
         """Run the passes of ``schedule`` from now on. The cache must already hold the known cells of this schedule."""
         self.schedule = schedule
-        self.table = DeviceTable(serial_table(schedule), self.cache.prefix, self.canvas.device)
+        self.table = DeviceTable(schedule, serial_slots(schedule), self.cache.prefix, self.canvas.device)
 
 
 def last_guided_pass(guided: Sequence[bool]) -> int:

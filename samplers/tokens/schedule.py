@@ -62,8 +62,6 @@ class Schedule:
 
     grid: int  # side of the grid in cells
     passes: tuple[Pass, ...]
-    # Whether rows attend to places before a pass writes them. Only comparisons with ZipAR's published code set this.
-    unwritten_visible: bool = False
     # Number of cells at the start of the grid that are already decided and cached. If it is above 0, the first pass is
     # empty.
     known: int = 0

@@ -68,8 +68,8 @@ def zipar_schedule(grid: int, window: int) -> Schedule:
     """The schedule of ZipAR for a grid of side ``grid``. If the window is as long as a row or longer, the cells are
     decided in raster order.
 
-    The transformer does not attend to undecided cells. In the published code, it attends to undecided cells as blanks
-    (:attr:`Schedule.unwritten_visible`). The blanks take attention from the decided cells.
+    The transformer does not attend to undecided cells. In the published code, it attends to undecided cells as blanks,
+    and the blanks take attention from the decided cells.
     """
     if window >= grid:
         return raster(grid)

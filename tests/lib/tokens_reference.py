@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from fastar_nodes.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
-from fastar_nodes.samplers.tokens.cache_slots import window_table
+from fastar_nodes.samplers.tokens.cache_slots import window_slots
 from fastar_nodes.samplers.tokens.device_table import DeviceTable
+from fastar_nodes.samplers.tokens.schedule_table import schedule_table
 from token_numbers import gumbel_of
 from torch import Tensor
 
@@ -67,27 +68,28 @@ def prefix_rows(net: Llama, condition, image: int, null: bool) -> Tensor:
 
 def visible(schedule) -> list:
     """What the rows of every pass but the first attend to, by place in the schedule: bool [rows, places]."""
-    table = window_table(schedule)
-    holds = np.arange(table.place.max() + 1)[:, None] == table.place  # [places, slots]
-    return [(mask[:, None] & holds).any(-1) for mask in masks(table)[1:]]
+    place = window_slots(schedule).place
+    holds = np.arange(place.max() + 1)[:, None] == place  # [places, slots]
+    return [(mask[:, None] & holds).any(-1) for mask in masks(schedule)[1:]]
 
 
 def decided_at(schedule) -> np.ndarray:
     """The pass that decides each cell in raster order, then one for padding: -1 for known cells; for padding and cells
     that are left out the number of passes.
     """
-    table = window_table(schedule)
+    table = schedule_table(schedule)
     passes = np.full(schedule.grid**2 + 1, table.passes)
     passes[: schedule.known] = -1
     passes[table.cells] = table.cell_pass
     return passes
 
 
-def masks(table) -> list:
-    """Attention mask of every pass of a table, of all image slots: bool [rows, slots]."""
-    on_host = DeviceTable(table, 0, torch.device("cpu"))
-    spans = zip(table.row_start, table.row_start[1:], strict=False)
-    return [on_host.mask(slice(a, b), table.slots).numpy() for a, b in spans]
+def masks(schedule) -> list:
+    """Attention mask of every pass of a schedule, of all image slots: bool [rows, slots]."""
+    slots = window_slots(schedule)
+    on_host = DeviceTable(schedule, slots, 0, torch.device("cpu"))
+    row_start = schedule_table(schedule).row_start
+    return [on_host.mask(slice(a, b), slots.count).numpy() for a, b in zip(row_start, row_start[1:], strict=False)]
 
 
 class History:

@@ -17,10 +17,10 @@ from torch import Tensor
 from ....networks.llama import TokenModel
 from ...conditioning import AnyCondition
 from ...engine import Step, run_passes
-from ..cache_slots import serial_table, window_table
+from ..cache_slots import serial_slots, window_slots
 from ..canvas import TokenCanvas, blank_canvas
 from ..defaults import sampling_of
-from ..device_table import plan_from_table
+from ..device_table import plan_on_device
 from ..jacobi import jacobi_calls
 from ..looks import ScheduleLook
 from ..prepare import prepare
@@ -158,8 +158,8 @@ class BlockDrafter:
         slots that any block needs. In windows, stand-ins and padding have slots of their own.
         """
         if self.in_windows:
-            return max(window_table(block.schedule).slots for block in blocks)
-        return max(serial_table(block.schedule).slots_without_padding for block in blocks)
+            return max(window_slots(block.schedule).count for block in blocks)
+        return max(serial_slots(block.schedule).count_without_padding for block in blocks)
 
     def generate(self, block: Block) -> Iterator[Step]:
         """Step 1: generate the draft rows of a block. Yields a step after every pass of the draft model."""
@@ -171,7 +171,7 @@ class BlockDrafter:
 
     def _generate_serially(self, block: Block) -> Iterator[Step]:
         """Generate a block pass by pass."""
-        plan = plan_from_table(serial_table(block.schedule), self.canvas.device)
+        plan = plan_on_device(block.schedule, self.canvas.device)
         if not block.is_first:
             del plan[0]  # this pass is empty: the prefill of the first block has already read the condition
             self.look.follow(block.schedule)
@@ -182,7 +182,7 @@ class BlockDrafter:
         """Generate a block in windows of several passes. In the first block, the prefill runs before the windows."""
         yield_step = partial(self._count_and_yield_step, block)
         if block.is_first:
-            plan = plan_from_table(window_table(block.schedule), self.canvas.device)
+            plan = plan_on_device(block.schedule, self.canvas.device)
             yield from run_passes(self.canvas, {0: plan[0]}, self.look, self.draw, yield_step)
 
         calls = jacobi_calls(

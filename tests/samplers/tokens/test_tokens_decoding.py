@@ -13,7 +13,7 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens import par as par_module
-from fastar_nodes.samplers.tokens.cache_slots import serial_table
+from fastar_nodes.samplers.tokens.cache_slots import serial_slots
 from fastar_nodes.samplers.tokens.defaults import published, sampling_of
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL, PARSettings, ablation_schedule, par, par_schedule
@@ -61,7 +61,7 @@ def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
     report = result.report
     assert report.counts["transformer_passes"] == len(schedule.passes)
     prefix = {"class": 1, "text": 7, "features": 4}[c.condition]
-    slots = prefix + serial_table(schedule).slots_without_padding
+    slots = prefix + serial_slots(schedule).count_without_padding
     guided = [
         chosen.cfg > 1 and (chosen.cfg_interval is None or p.cfg_step <= chosen.cfg_interval) for p in schedule.passes
     ]

@@ -1,16 +1,16 @@
 """Schedules: permutations of the grid, nothing looked at before it is written, steps by formula."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.samplers.tokens.cache_slots import serial_table, window_table
+from fastar_nodes.samplers.tokens.cache_slots import serial_slots, window_slots
 from fastar_nodes.samplers.tokens.device_table import DeviceTable
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import Pass, Row, Schedule, _stand_in, raster
+from fastar_nodes.samplers.tokens.schedule_table import schedule_table
 from fastar_nodes.samplers.tokens.zipar import row_groups, zipar_schedule
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ def next_token(draw) -> Schedule:
     """Schedules for networks that predict the next cell."""
     grid = draw(grids)
     if draw(st.booleans()):
-        return replace(zipar_schedule(grid, draw(st.integers(1, 12))), unwritten_visible=draw(st.booleans()))
+        return zipar_schedule(grid, draw(st.integers(1, 12)))
     if draw(st.booleans()):
         return ablation_schedule(grid, draw(st.integers(1, grid * grid)), True, draw(st.booleans()))
     m = draw(st.sampled_from([m for m in range(1, grid + 1) if grid % m == 0]))
@@ -62,8 +62,7 @@ def test_nothing_is_fed_before_it_is_known_or_visible_before_it_is_written(sched
         for i, row in enumerate(p.rows):
             visible_places = set(visible[i].nonzero()[0].tolist())
             assert row.place in visible_places and max(visible_places) <= row.last_visible
-            seen = {place for place in written if place <= row.last_visible}
-            assert schedule.unwritten_visible or visible_places == seen
+            assert visible_places == {place for place in written if place <= row.last_visible}
         known |= set(p.cells)
 
 
@@ -106,13 +105,13 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
         last = max(row.place for row in p.rows)
         assert {row.last_visible for row in p.rows} == {last}, "a group sees all of itself"
     # With the condition's slot as many as cells: the last group is never fed, and the transition tokens take its place.
-    assert window_table(schedule).slots_without_padding == grid * grid - 1
+    assert window_slots(schedule).count_without_padding == grid * grid - 1
 
 
 @given(st.integers(1, 30), st.integers(1, 40))
 def test_a_window_as_wide_as_a_row_is_the_raster(grid, more):
     wide = zipar_schedule(grid, grid + more - 1)
-    assert wide.passes == raster(grid).passes and not wide.unwritten_visible
+    assert wide.passes == raster(grid).passes
     assert [p.cells for p in raster(grid).passes] == [(c,) for c in range(grid * grid)]
 
 
@@ -182,9 +181,12 @@ def test_known_cells_belong_to_no_pass():
 def test_a_raster_schedule_needs_no_mask_and_no_more_memory_than_its_cells(grid):
     """A mask of all rows and slots would take 85 MB at 96 x 96; the loaders allow 128 x 128."""
     count = grid * grid
-    arrays = [value for value in vars(serial_table(raster(grid))).values() if isinstance(value, np.ndarray)]
+    schedule = raster(grid)
+    slots = serial_slots(schedule)
+    values = [*vars(schedule_table(schedule)).values(), *vars(slots).values()]
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
     assert len(arrays) > 10 and max(array.size for array in arrays) <= count + 2
-    on_device = DeviceTable(serial_table(raster(grid)), 3, torch.device("cpu"))
+    on_device = DeviceTable(schedule, slots, 3, torch.device("cpu"))
     for k in (*range(min(4, count)), count // 2, count - 1):
         rows, _ = on_device.pass_rows(k)
         assert rows.mask is None and rows.cache_end == 3 + k
@@ -198,5 +200,5 @@ def test_one_row_behind_slots_that_are_not_written_has_a_mask():
     ahead_of_others = Row(position=2, place=2, last_visible=2, cell=0)
     passes = (Pass(cells=(0,), predicted_by=(0,)), Pass(cells=(3,), predicted_by=(0,), rows=(ahead_of_others,)))
     schedule = Schedule(2, passes)
-    rows, _ = DeviceTable(window_table(schedule), 1, torch.device("cpu")).pass_rows(1)
+    rows, _ = DeviceTable(schedule, window_slots(schedule), 1, torch.device("cpu")).pass_rows(1)
     assert rows.mask.int().tolist() == [[1, 0, 0, 0, 1]] and rows.cache_end == 5, "a slot of its own"
