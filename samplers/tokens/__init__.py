@@ -14,6 +14,6 @@ The files in reading order:
 - ``token_noise.py``, ``sampling.py``: from the transformer's output to tokens;
 - ``llamagen.py``: one token per pass, and a function that runs any schedule that is known before the first pass;
 - ``zipar.py``, ``par.py``, ``tar.py``: samplers with schedules of their own, and Tar's first stage;
-- ``jacobi.py``: several passes in one call of the transformer;
+- ``jacobi.py``, ``jacobi_window.py``: several passes in one call of the transformer;
 - ``mulosd/``: a model for small images makes a draft, and a model for larger images verifies and corrects it.
 """

@@ -35,7 +35,7 @@ def test_a_window_waits_once_for_what_became_certain(name):
     middle = waits_of(name)[1:-1]
     assert len(middle) > 4 and [waits.total() for waits in middle] == [1] * len(middle), middle
     (line,) = set().union(*middle)
-    assert "jacobi.py" in line
+    assert "jacobi_window.py" in line
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_mulosd_waits_for_its_rejections_and_for_the_check_of_pixels():
     for waits in middle:
         for line, count in waits.items():
             by_file[line.split("/")[-1].split(":")[0]] += count
-    windows = by_file.pop("jacobi.py")
+    windows = by_file.pop("jacobi_window.py")
     # The window behind the first step is in the setup.
     assert windows <= tokens.whole(MULOSD)[1].report.counts["draft_passes"]
     assert by_file == {"verification.py": 3, "upsampling.py": 3 + 2}

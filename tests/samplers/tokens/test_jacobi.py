@@ -12,7 +12,7 @@ from fastar_nodes.reports.record import PLAIN, to_text
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens import jacobi as module
-from fastar_nodes.samplers.tokens import sampling
+from fastar_nodes.samplers.tokens import jacobi_window, sampling
 from fastar_nodes.samplers.tokens.canvas import token_canvas
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.looks import CachedTransformer
@@ -158,7 +158,9 @@ def test_right_guesses_take_one_call_a_window(monkeypatch, name, window):
     serial = run(*CASES[name], (1,))
     passes = serial.report.counts["transformer_passes"]
 
-    monkeypatch.setattr(module, "_fill_with_newest", lambda tokens, *_: tokens[:, :-1].copy_(serial[0].flatten(1)))
+    monkeypatch.setattr(
+        jacobi_window, "_fill_with_newest", lambda tokens, *_: tokens[:, :-1].copy_(serial[0].flatten(1))
+    )
     made = run(*CASES[name], (1,), parallel=window)
     assert torch.equal(made[0], serial[0])
     assert made.report.counts["transformer_passes"] == (passes if window == 1 else 1 + math.ceil((passes - 1) / window))
@@ -180,7 +182,9 @@ def test_stand_ins_and_true_tokens_are_seen_by_their_own_passes(monkeypatch, nam
     monkeypatch.setattr(sampling, "gumbel_max", recording(serial_logits))
     serial = run(*CASES[name], (1,))
     monkeypatch.setattr(sampling, "gumbel_max", recording(window_logits))
-    monkeypatch.setattr(module, "_fill_with_newest", lambda tokens, *_: tokens[:, :-1].copy_(serial[0].flatten(1)))
+    monkeypatch.setattr(
+        jacobi_window, "_fill_with_newest", lambda tokens, *_: tokens[:, :-1].copy_(serial[0].flatten(1))
+    )
     run(*CASES[name], (1,), parallel=100)
     torch.testing.assert_close(torch.cat(window_logits, dim=1), torch.cat(serial_logits, dim=1), rtol=1e-5, atol=1e-5)
 
