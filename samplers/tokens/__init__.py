@@ -11,7 +11,7 @@ The files in reading order:
 - ``cache_slots.py``: which slot of the KV cache holds each fed token;
 - ``device_table.py``: the fed tokens and their slots, in tensors on the device;
 - ``looks.py``: the transformer with its KV cache;
-- ``token_noise.py``, ``sampling.py``: from the transformer's output to tokens;
+- ``token_noise.py``, ``distribution.py``, ``sampling.py``: from the transformer's output to tokens;
 - ``llamagen.py``: one token per pass, and a function that runs any schedule that is known before the first pass;
 - ``zipar.py``, ``par.py``, ``tar.py``: samplers with schedules of their own, and Tar's first stage;
 - ``jacobi.py``, ``jacobi_window.py``: several passes in one call of the transformer;

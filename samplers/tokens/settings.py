@@ -72,7 +72,7 @@ def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "the ima
 
 
 def entropy_temperature_knob(what: str) -> Any:
-    """The setting *entropy_temperature*, see :func:`.sampling.entropy_factor`. ``what``: what the sampler samples,
+    """The setting *entropy_temperature*, see :func:`.distribution.entropy_factor`. ``what``: what the sampler samples,
     "token" or "code".
     """
     return knob(0.0,

@@ -23,9 +23,10 @@ from ....reports.record import ACCEPTED
 from ...engine import Verdict
 from ..canvas import TokenCanvas
 from ..device_table import FedRows
+from ..distribution import tempered
 from ..looks import CachedTransformer, chosen_rows
 from ..prepare import PreparedCondition
-from ..sampling import TokenDraw, guidance_at, tempered
+from ..sampling import TokenDraw, guidance_at
 from .acceptance import pooled, reject_all_but_share
 from .blocks import Block
 from .islands import Repair
