@@ -24,7 +24,7 @@ from ...networks.ops import shapes_only
 from ...samplers.conditioning import PromptCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.canvas import token_canvas
-from ...samplers.tokens.llamagen import decode_schedule
+from ...samplers.tokens.decode import decode_schedule
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings
 from ...samplers.tokens.token_noise import TokenNoise

@@ -23,8 +23,8 @@ from ...networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel
 from ...samplers.conditioning import CodeCondition, FeatureCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.canvas import token_canvas
+from ...samplers.tokens.decode import decode_schedule
 from ...samplers.tokens.distribution import allowed
-from ...samplers.tokens.llamagen import decode_schedule
 from ...samplers.tokens.prepare import features_of
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings

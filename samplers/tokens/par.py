@@ -27,8 +27,8 @@ from ..editing import Edit
 from ..engine import Sampler
 from ..settings import knob
 from .checks import expect_raster
+from .decode import decode_settings
 from .defaults import sampling_of
-from .llamagen import decode_settings
 from .schedule import Pass, Row, Schedule, guidance_steps, next_token_passes
 from .settings import (
     PARALLEL_PASSES,

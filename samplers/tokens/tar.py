@@ -25,7 +25,7 @@ from ..conditioning import CodeCondition
 from ..engine import Step, new_report
 from ..settings import Settings, knob
 from .canvas import blank_canvas
-from .llamagen import decode_schedule
+from .decode import decode_schedule
 from .prepare import PreparedCondition, distinct, pad_entries
 from .schedule import raster
 from .settings import TokenSampling, entropy_temperature_knob, parallel_knob

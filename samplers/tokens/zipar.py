@@ -24,7 +24,7 @@ from ..editing import Edit
 from ..engine import Sampler
 from ..settings import knob
 from .checks import check_raster
-from .llamagen import decode_settings
+from .decode import decode_settings
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
 from .settings import (
     PARALLEL_PASSES,

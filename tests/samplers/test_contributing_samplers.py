@@ -18,7 +18,7 @@ from fastar_nodes.samplers.mar import canvas, mar
 from fastar_nodes.samplers.mar.settings import DiSASettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knob
-from fastar_nodes.samplers.tokens import checks, llamagen, schedule, settings
+from fastar_nodes.samplers.tokens import checks, decode, llamagen, schedule, settings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from tokens_reference import condition_of
 
@@ -44,7 +44,7 @@ def run(code: str, *modules: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_the_schedule_of_tokens():
-    made = run(OF_TOKENS, schedule, settings, checks, llamagen)
+    made = run(OF_TOKENS, schedule, settings, checks, decode)
     rows, kind = made["my_rows"], made["MyRowsSettings"]
     condition, noise = condition_of("class", (0, 1)), TokenNoise(5, (0, 1))
     few = {"cfg": 2.5, "top_k": 8}

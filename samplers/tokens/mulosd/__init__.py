@@ -26,8 +26,8 @@ There is no public code. Where the paper leaves a choice open, FastAR decides as
   method is *lossy* for this reason: it assumes that a change has little effect outside its island.
 - The pass that verifies a block also updates the keys and values of the previous block.
 - The draft model reads only the new rows of the reduced image. Its cache keeps the earlier rows.
-- The draft model has random numbers of its own. The target uses the random numbers that ``llamagen.py`` uses for the
-  same cells. So the tokens are identical to the tokens of serial decoding if tau is above 1, acceptance_target is 0,
+- The draft model has random numbers of its own. The target uses the random numbers that LlamaGen uses for the same
+  cells. So the tokens are identical to the tokens of serial decoding if tau is above 1, acceptance_target is 0,
   and islands are resampled in raster order. If there is also only one block, the target decodes serially, without a
   draft.
 
@@ -52,7 +52,7 @@ from ....networks.torch_state import in_own_state
 from ...conditioning import AnyCondition
 from ...engine import Sampler, remark_draft
 from ..canvas import TokenCanvas, token_canvas
-from ..llamagen import decode_schedule
+from ..decode import decode_schedule
 from ..prepare import PreparedCondition
 from ..schedule import raster
 from ..token_noise import TokenNoise
