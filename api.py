@@ -56,6 +56,7 @@ from .samplers.mar.lazy.settings import LazyMARSettings as LazyMARSettings
 from .samplers.mar.mar import mar as mar
 from .samplers.mar.settings import MARSettings as MARSettings
 from .samplers.noise import PairedNoise as PairedNoise
+from .samplers.tokens.features import features_of as features_of
 from .samplers.tokens.llamagen import llamagen as llamagen
 from .samplers.tokens.mulosd import mulosd as mulosd
 from .samplers.tokens.mulosd.settings import MuLoSDSettings as MuLoSDSettings
@@ -64,7 +65,6 @@ from .samplers.tokens.mulosd.upsampling import PixelUpSampling as PixelUpSamplin
 from .samplers.tokens.mulosd.upsampling import UpSampling as UpSampling
 from .samplers.tokens.par import PARSettings as PARSettings
 from .samplers.tokens.par import par as par
-from .samplers.tokens.prepare import features_of as features_of
 from .samplers.tokens.settings import LlamaGenSettings as LlamaGenSettings
 from .samplers.tokens.tar import TarPromptSettings as TarPromptSettings
 from .samplers.tokens.tar import tar_prompt as tar_prompt

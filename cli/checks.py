@@ -47,7 +47,7 @@ from ..runs.memory.tokens import estimate_prompt
 from ..runs.presets import BALANCED
 from ..runs.registry import FAMILIES, SAMPLERS, Entry
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, TextCondition
-from ..samplers.tokens.prepare import features_of
+from ..samplers.tokens.features import features_of
 from ..samplers.tokens.tar import tar_prompt
 from ..samplers.tokens.token_noise import TokenNoise
 from .machine import Peak, watched

@@ -16,7 +16,7 @@ from ..runs.loading import AUTO, dtype_name, read_images
 from ..runs.registry import family_of
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, ImagePromptCondition
 from ..samplers.editing import Edit
-from ..samplers.tokens.prepare import features_of
+from ..samplers.tokens.features import features_of
 from . import host
 from .host.loaded import TA_TOK, Loaded, ModelCache, load_to_device
 from .vae import FastARVAE

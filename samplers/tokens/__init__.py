@@ -3,8 +3,8 @@
 The files in reading order:
 
 - ``settings.py``, ``defaults.py``, ``edit_settings.py``: what a user can set, and the published values;
-- ``checks.py``, ``prepare.py``: check that model, settings and condition fit together, and pack the condition into
-  tensors;
+- ``checks.py``, ``features.py``, ``prepare.py``: check that model, settings and condition fit together, convert
+  semantic codes to features, and pack the condition into tensors;
 - ``canvas.py``: the tokens of a run's images so far;
 - ``schedule.py``: which cells each pass decides, and which tokens it feeds;
 - ``schedule_table.py``: the fed rows and the cells of all passes of a schedule, in arrays;

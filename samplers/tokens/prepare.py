@@ -1,25 +1,17 @@
-"""Before the first pass: check that a condition fits a token model, and pack the condition into tensors.
-
-Tar has a language model that generates the *semantic codes* of an image, and a *de-tokenizer* that generates the image
-from these codes. *TA-Tok* converts semantic codes to the features that the de-tokenizer reads.
-"""
+"""Before the first pass: check that a condition fits a token model, and pack the condition into tensors."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from ...errors import UserError, not_finite
+from ...errors import UserError
 from ...networks.janus import Janus, JanusModel, PromptImages
 from ...networks.llama import FEATURES, TEXT, Llama, TokenModel
-from ...networks.precision import is_finite
-from ...networks.ta_tok import TATokModel
-from ...networks.torch_state import in_own_state
 from ..conditioning import (
     KINDS,
     AnyCondition,
@@ -32,6 +24,7 @@ from ..conditioning import (
     expect_editor,
     expect_kind,
 )
+from .features import expect_entries, features_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class PreparedCondition:
     @property
     def conditional_branches(self) -> int:
         """Number of branches without the null branch."""
-        return 1 + (self.part_share > 0)
+        return 2 if self.part_share > 0 else 1
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
         """The rows in front of the image tokens, [R, n, C]. R is the number of entries times the number of branches.
@@ -81,7 +74,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     Raises:
         UserError: the condition does not fit the model; or the TA-Tok is missing.
     """
-    # 1. A de-tokenizer reads features, not codes.
+    # 1. A de-tokenizer reads features, not semantic codes.
     if isinstance(condition, CodeCondition) and model.condition == FEATURES:
         condition = _features_for(model, condition)
 
@@ -91,8 +84,29 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     else:
         expect_kind(condition, model.condition, model.name)
 
-    # 3. Each kind of condition has its own packing function.
-    return _PACKERS[condition.kind](model, condition, device)
+    # 3. Each kind of condition has its own packing function. Only a Janus reads prompts.
+    if isinstance(condition, Condition):
+        return _pack_labels(model, condition, device)
+    if isinstance(condition, TextCondition | FeatureCondition):
+        return _pack_features(model, condition, device)
+    if isinstance(condition, PromptCondition):
+        return _pack_prompts(cast(JanusModel, model), condition, device)
+    assert isinstance(condition, ImagePromptCondition), "no model reads semantic codes"
+    return _pack_images_with_prompts(cast(JanusModel, model), condition, device)
+
+
+def _features_for(model: TokenModel, condition: CodeCondition) -> FeatureCondition:
+    """Convert semantic codes with the TA-Tok of a de-tokenizer, see :func:`features_of`.
+
+    Raises:
+        UserError: the model has no TA-Tok; or see :func:`features_of`.
+    """
+    if model.ta_tok is None:
+        raise UserError(
+            f"condition: it holds semantic codes, but {model.name} reads {KINDS[FEATURES]}; load the model together "
+            "with the TA-Tok that turns codes into features."
+        )
+    return features_of(condition, model.ta_tok)
 
 
 # ------------------------------------------------------------ one function for each kind of condition
@@ -107,7 +121,7 @@ def _pack_features(
     model: TokenModel, condition: TextCondition | FeatureCondition, device: torch.device
 ) -> PreparedCondition:
     """Feature rows of texts or of semantic codes, padded to the longest entry."""
-    _check_entries(condition.features)
+    expect_entries(condition.features)
     width = model.net.config.condition_size
     for rows in condition.features:
         if rows.shape[-1] != width:
@@ -116,14 +130,14 @@ def _pack_features(
                 "use the encoder that the model was trained with."
             )
 
-    _check_lengths(model, [len(rows) for rows in condition.features])
+    _expect_lengths(model, [len(rows) for rows in condition.features])
     return PreparedCondition(*pad_entries(condition.features, device))
 
 
 def _pack_prompts(model: JanusModel, condition: PromptCondition, device: torch.device) -> PreparedCondition:
     """Token ids of prompts, padded to the longest prompt."""
     ids = [torch.tensor(ids) for ids in prompt_ids(model, condition)]
-    _check_lengths(model, [len(prompt) for prompt in ids])
+    _expect_lengths(model, [len(prompt) for prompt in ids])
     return PreparedCondition(*pad_entries(ids, device))
 
 
@@ -154,86 +168,9 @@ def _pack_images_with_prompts(
         *model.image_places(),
     )
 
-    # The second branch has the weight ``freedom``, and the first branch has the weight 1.
+    # 3. The second branch has the weight ``freedom``, and the first branch has the weight 1.
     part_share = condition.freedom / (1 + condition.freedom)
     return PreparedImages(prompts, lengths, prompt_of_image, part_share, sources=sources)
-
-
-# The packing function for each kind of condition. The arguments are the model, the condition and the device.
-_PACKERS: dict[str, Callable[[Any, Any, torch.device], PreparedCondition]] = {
-    Condition.kind: _pack_labels,
-    TextCondition.kind: _pack_features,
-    FeatureCondition.kind: _pack_features,
-    PromptCondition.kind: _pack_prompts,
-    ImagePromptCondition.kind: _pack_images_with_prompts,
-}
-
-
-# ------------------------------------------------------------ semantic codes as features
-
-
-def _features_for(model: TokenModel, condition: CodeCondition) -> FeatureCondition:
-    """Convert semantic codes with the TA-Tok of a de-tokenizer, see :func:`features_of`.
-
-    Raises:
-        UserError: the model has no TA-Tok; or see :func:`features_of`.
-    """
-    if model.ta_tok is None:
-        raise UserError(
-            f"condition: it holds semantic codes, but {model.name} reads {KINDS[FEATURES]}; load the model together "
-            "with the TA-Tok that turns codes into features."
-        )
-    return features_of(condition, model.ta_tok)
-
-
-@in_own_state
-def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
-    """Convert semantic codes to the features that a de-tokenizer reads. The features have the device and the dtype of
-    TA-Tok.
-
-    TA-Tok computes one image at a time, so the features do not depend on the batch. Images with the same codes share
-    one tensor.
-
-    Raises:
-        UserError: the codes are missing, are from a different codebook or do not form a square grid; or the features
-            are not finite.
-    """
-    size = ta_tok.net.config.codes
-    device = ta_tok.net.bottleneck.out_linear.weight.device
-    if condition.size and condition.size != size:
-        raise UserError(
-            f"condition: its codes are from a codebook of {condition.size} codes, but {ta_tok.name} has {size}; use "
-            "the TA-Tok that made these codes."
-        )
-    _check_codes(condition, size, ta_tok.name)
-
-    keys = [tuple(codes.tolist()) for codes in condition.codes]
-    features = {key: _features(ta_tok, torch.tensor(key, device=device)) for key in dict.fromkeys(keys)}
-    return FeatureCondition(tuple(features[key] for key in keys), condition.names)
-
-
-@torch.no_grad()
-def _features(ta_tok: TATokModel, codes: Tensor) -> Tensor:
-    """Compute the features [n, E] of one image from its ``codes``, int64 [n]."""
-    if math.isqrt(len(codes)) ** 2 != len(codes):
-        raise UserError(f"condition: {len(codes)} codes do not form a square grid; make the condition again.")
-    features = ta_tok.net.features(codes[None])[0]
-    if not is_finite(features):
-        raise not_finite("ta_tok", ta_tok.name, "features")
-    return features
-
-
-def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
-    """Check that every image has codes, and that all codes are from 0 to ``size`` - 1. ``owner``: the TA-Tok's name."""
-    _check_entries(condition.codes)
-    low = min(int(codes.min()) for codes in condition.codes)
-    high = max(int(codes.max()) for codes in condition.codes)
-    if low < 0 or high >= size:
-        wrong = low if low < 0 else high
-        raise UserError(
-            f"condition: code {wrong} is outside 0 to {size - 1}, the codes of {owner}; use the TA-Tok that made these "
-            "codes."
-        )
 
 
 # ------------------------------------------------------------ entries of a batch
@@ -276,13 +213,7 @@ def prompt_ids(model: JanusModel, condition: PromptCondition | ImagePromptCondit
     return [model.prompt(text) for text in condition.texts]
 
 
-def _check_entries(entries: tuple[Tensor, ...]) -> None:
-    """Check that there is at least one image, and that every image has features or codes."""
-    if not all(map(len, entries)) or not entries:
-        raise UserError("condition: it has no image, or an image without features or codes; make the condition again.")
-
-
-def _check_lengths(model: TokenModel, counts: list[int]) -> None:
+def _expect_lengths(model: TokenModel, counts: list[int]) -> None:
     """Check how many condition rows each image has, the ``counts``.
 
     Raises:
@@ -302,10 +233,10 @@ def _check_lengths(model: TokenModel, counts: list[int]) -> None:
             "for all images."
         )
     if c.absolute:
-        _check_positions(model, most)
+        _expect_positions(model, most)
 
 
-def _check_positions(model: TokenModel, rows: int) -> None:
+def _expect_positions(model: TokenModel, rows: int) -> None:
     """Check that a model with absolute positions has enough of them for ``rows`` condition rows and the image.
 
     Raises:

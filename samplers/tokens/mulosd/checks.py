@@ -17,7 +17,7 @@ def check(target: TokenModel, settings: MuLoSDSettings) -> None:
             null class.
     """
     sampling_of(settings, target)
-    check_neighbours(settings, target.net.config.vocab)
+    expect_few_neighbours(settings, target.net.config.vocab)
 
 
 def check_pair(target: TokenModel, draft: TokenModel, *, codes: int, sampler: str) -> None:
@@ -61,8 +61,8 @@ def grid_ratio(target: TokenModel, draft: TokenModel) -> int:
     return ratio
 
 
-def check_neighbours(settings: MuLoSDSettings, codes: int) -> None:
-    """Check the number of neighbours in a codebook with ``codes`` codes.
+def expect_few_neighbours(settings: MuLoSDSettings, codes: int) -> None:
+    """Check that drafts can be rejected with the number of neighbours, in a codebook with ``codes`` codes.
 
     Raises:
         UserError: so many neighbours that nothing can be rejected.

@@ -16,8 +16,9 @@ from fastar_nodes.networks.tar import TarModel
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.distribution import penalised
+from fastar_nodes.samplers.tokens.features import features_of
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.prepare import features_of, prepare
+from fastar_nodes.samplers.tokens.prepare import prepare
 from fastar_nodes.samplers.tokens.sampling import DrawSetup, tokens_from_logits
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TokenSampling
 from fastar_nodes.samplers.tokens.tar import DETAILS, TarPromptSettings, tar_prompt

@@ -10,8 +10,8 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.tokens.features import features_of
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
-from fastar_nodes.samplers.tokens.prepare import features_of
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from stepping import stepped
 from tiny_tokens import VQ
