@@ -58,7 +58,7 @@ class CachedTransformer:
         """
         report = self.canvas.report
         condition = self.condition
-        branches = self.conditional_branches + null
+        branches = self._branch_count(null)
 
         # 1. The rows of the condition, and the rows of the image.
         rows = condition.prefix(self.net, null)
@@ -93,7 +93,7 @@ class CachedTransformer:
             x = torch.where(fed.transition_token[..., None] >= 0, transition, x)
 
         # 2. The same rows for all branches.
-        branches = self.conditional_branches + null
+        branches = self._branch_count(null)
         position, cache_slot, mask = fed.position, fed.cache_slot, fed.mask
         if branches > 1:
             x = x.repeat(branches, 1, 1)
@@ -105,6 +105,10 @@ class CachedTransformer:
         # 3. The pass.
         self.canvas.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
         return self.net.feed(x, position, cache_slot, self.cache, fed.cache_end, mask, rows=self.padded_to)
+
+    def _branch_count(self, null: bool) -> int:
+        """Number of branches that a pass runs. ``null``: whether the null branch runs too."""
+        return self.conditional_branches + 1 if null else self.conditional_branches
 
     def keep(self, remaining: Tensor, images: int) -> None:
         """Keep only some images in the cache, in all branches that the cache holds.

@@ -125,17 +125,19 @@ def mulosd(
         # 2. The up-sampler enlarges the draft.
         enlarge_draft(block, drafter.canvas, canvas, up_sampler)
 
-        # 3. One pass of the target verifies every draft token of the block. ``rejected`` is R_T.
+        # 3. One pass of the target verifies every draft token of the block. ``rejected`` is R_T. The index of the pass
+        #    counts the passes of both models, because they share the report.
+        verifying_pass = canvas.report.counts["transformer_passes"]
         hidden, rejected = verifier.verify(block)
 
         # 4. Expand R_T to R_X, and divide R_X into islands and waves. Decide the drafts outside R_X.
         repair = repair_of(rejected, settings)
         canvas.report.add(**repair.counts())
         repairs.append(repair)
-        verifier.accept(block, repair)
+        verifier.accept(block, repair, verifying_pass)
 
         # 5. The target resamples all islands in parallel, one wave per pass.
-        for done, verdict in verifier.resample(block, hidden, repair):
+        for done, verdict in verifier.resample(block, hidden, repair, verifying_pass):
             canvas.decide(*verdict)
             yield from canvas.yield_step(done)
 

@@ -59,7 +59,7 @@ class Block:
 
     def progress_of_draft(self, passes: int) -> int:
         """The progress, in cells, after ``passes`` of the draft model's passes in the block."""
-        planned = sum(bool(p.cells) for p in self.schedule.passes)
+        planned = sum(1 for p in self.schedule.passes if p.cells)  # an empty first pass does not run
         return 2 * self.cells.start + len(self.cells) * passes // planned
 
     def progress_of_repair(self, passes: int, planned: int) -> int:
@@ -181,14 +181,16 @@ class BlockDrafter:
     def _generate_in_windows(self, block: Block) -> Iterator[Step]:
         """Generate a block in windows of several passes. In the first block, the prefill runs before the windows."""
         yield_step = partial(self._count_and_yield_step, block)
+        passes_so_far = 0
         if block.is_first:
+            passes_so_far = 1
             plan = plan_on_device(block.schedule, self.canvas.device)
             yield from run_passes(self.canvas, {0: plan[0]}, self.look, self.draw, yield_step)
 
         calls = jacobi_calls(
             self.canvas, self.look, self.draw, block.schedule, self.window_width, self.images_may_leave
         )
-        for done, _ in enumerate(calls, 1 + block.is_first):
+        for done, _ in enumerate(calls, passes_so_far + 1):
             yield from yield_step(done)
 
     def _count_and_yield_step(self, block: Block, done: int) -> Iterator[Step]:

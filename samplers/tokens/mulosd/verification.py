@@ -124,51 +124,54 @@ class BlockVerifier:
 
     # ------------------------------------------------------------ 4. acceptance
 
-    @property
-    def newest_pass(self) -> int:
-        """The index of the latest pass. It counts the passes of both models from 0, because they share the report."""
-        return self.canvas.report.counts["transformer_passes"] - 1
-
-    def accept(self, block: Block, repair: Repair) -> None:
-        """Step 4: decide the drafts of a block that are not resampled. For the report, the pass that verified these
-        drafts is the pass that decides them.
+    def accept(self, block: Block, repair: Repair, verifying_pass: int) -> None:
+        """Step 4: decide the drafts of a block that are not resampled. ``verifying_pass``: the index of the pass that
+        verified the block. For the report, this pass decides these drafts.
         """
         canvas = self.canvas
         accepted = repair.outcome().reshape(canvas.images, -1) == ACCEPTED
         image, cell = to_device(np.stack(accepted.nonzero()), canvas.device)
         cell = cell + block.cells.start
         outcome = torch.full_like(cell, ACCEPTED, dtype=torch.uint8)
-        canvas.decide((image, cell), canvas.values[image, cell], self.newest_pass, outcome)
+        canvas.decide((image, cell), canvas.values[image, cell], verifying_pass, outcome)
 
     # ------------------------------------------------------------ 5. resampling
 
-    def resample(self, block: Block, hidden: Tensor, repair: Repair) -> Iterator[tuple[int, Verdict]]:
+    def resample(
+        self, block: Block, hidden: Tensor, repair: Repair, verifying_pass: int
+    ) -> Iterator[tuple[int, Verdict]]:
         """Step 5: resample the islands of a block, one wave per pass. Yields after every wave: the progress (see
         :class:`Block`), and the verdict, which has the cells of the wave and their new tokens.
 
-        ``hidden``: from :meth:`verify`, [R, n, C]. These rows predict all cells of the block, so the first wave needs
-        no pass of its own. The first wave is yielded even if no cell is resampled.
+        Args:
+            block: the block.
+            hidden: from :meth:`verify`, [R, n, C]. These rows predict all cells of the block, so the first wave needs
+                no pass of its own. The first wave is yielded even if no cell is resampled.
+            repair: the waves of the block.
+            verifying_pass: the index of the pass that verified the block. Wave k is resampled in the k-th pass after
+                it.
         """
         canvas = self.canvas
         outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]
         wave_of_cell = np.full((canvas.images, canvas.cells), -1)
         wave_of_cell[:, block.cells.start : block.cells.stop] = repair.wave_of_cell.reshape(canvas.images, -1)
         later_waves = later_wave_passes(wave_of_cell, block.cells.stop)
+        waves = 1 + len(later_waves)
 
-        def index_in_block(cells: Tensor) -> Tensor:
-            return (cells - block.cells.start).clamp(max=len(block.cells) - 1)  # for padding: an arbitrary index
-
-        def decided(done: int, cells: Tensor, values: Tensor) -> tuple[int, Verdict]:
-            verdict = Verdict(cells, values, self.newest_pass, outcome.gather(1, index_in_block(cells)))
-            return block.progress_of_repair(done, 1 + len(later_waves)), verdict
-
+        # 1. The first wave, from the hidden rows of the verifying pass.
         cells = to_device(left_aligned(wave_of_cell == 0, padding=canvas.cells), canvas.device)
-        yield decided(1, cells, self.sample(hidden, index_in_block(cells), cells))
+        index = index_in_block(block, cells)
+        tokens = self.sample(hidden, index, cells)
+        yield block.progress_of_repair(1, waves), Verdict(cells, tokens, verifying_pass, outcome.gather(1, index))
 
-        for done, wave in enumerate(later_waves, 2):
+        # 2. The later waves, one pass each.
+        for k, wave in enumerate(later_waves, 1):
             hidden = self.feed_wave(wave)
             cells = to_device(wave.cells, canvas.device)
-            yield decided(done, cells, self.sample(hidden, to_device(wave.predicted_by, canvas.device), cells))
+            tokens = self.sample(hidden, to_device(wave.predicted_by, canvas.device), cells)
+            index = index_in_block(block, cells)
+            verdict = Verdict(cells, tokens, verifying_pass + k, outcome.gather(1, index))
+            yield block.progress_of_repair(k + 1, waves), verdict
 
     def feed_wave(self, wave: WavePass) -> Tensor:
         """Feed the cells of ``wave.fed``, see :class:`WavePass`. Returns their hidden rows, [R, m, C]."""
@@ -199,6 +202,11 @@ class BlockVerifier:
                 guidance = guidance_at(self.canvas.sampling, part - 1)
                 new.append(self.draw.tokens(chosen_rows(hidden, rows), guidance, part, self.canvas.values))
         return torch.cat(new, dim=1)
+
+
+def index_in_block(block: Block, cells: Tensor) -> Tensor:
+    """The index of each of the ``cells`` among the cells of a block, int64 [B, a]; for padding, an arbitrary index."""
+    return (cells - block.cells.start).clamp(max=len(block.cells) - 1)
 
 
 def causal_rows(cells: Tensor, position: Tensor, prefix: int, end: int) -> FedRows:

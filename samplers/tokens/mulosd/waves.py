@@ -29,7 +29,8 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
         for cell in island:
             wave[cell] = 1 + max(wave[other] for other in island if cell waits for other)
 
-    The function is faster than this loop: it computes the waves of a grid row for all islands at once.
+    For 4 images of 32 x 32 cells, this loop takes 0.2 to 0.5 s in Python, in which the device waits. The function
+    therefore computes the waves of a grid row for all islands of all images at once, with NumPy, in about 0.01 s.
 
     Args:
         island_of_cell: number of each cell's island, int32 [B, h, w], from :func:`.islands.find_islands`.
@@ -72,22 +73,22 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
     """The waves of the cells of a grid row in n islands, int32 [n, width]. If a cell is not in an island, the entry of
     this cell and island is arbitrary.
 
-    The wave of a cell is 1 + the latest wave of the cells for which it waits. In this function, the *place* of a cell
-    is its index among the island's cells in the row. Let latest above[q] be the latest wave in the rows above for which
-    the cell at place q waits. The cell at place q is in wave 1 + latest above[q] at the earliest, and each place after
-    it is at least one wave later. So for place p::
+    The wave of a cell is 1 + the latest wave of the cells for which it waits. The cells of an island in the row are
+    numbered from 0: cell n is the n-th of them. Let latest above[m] be the latest wave in the rows above for which cell
+    m waits. Cell m is in wave 1 + latest above[m] at the earliest, and each cell after it is at least one wave later.
+    So for cell n::
 
-        wave[p] = max over q up to p of 1 + latest above[q] + p - q
+        wave[n] = max over m up to n of 1 + latest above[m] + n - m
 
-    This means that wave - place is the running maximum of 1 + latest above - place. In this example, ``reach`` is 1,
-    and an island (x) has no cell in the second column::
+    This means that wave[n] - n is the running maximum of 1 + latest above[n] - n, which NumPy computes without a loop
+    over the cells. In this example, ``reach`` is 1, and an island (x) has no cell in the second column::
 
-        belongs               x  .  x  x
-        latest above          1  1  4  4
-        place                 0     1  2
-        1 + latest - place    2     4  3
-        running maximum       2     4  4
-        + place               2     5  6
+        belongs             x  .  x  x
+        latest above        1  1  4  4
+        n                   0     1  2
+        1 + latest - n      2     4  3
+        running maximum     2     4  4
+        + n                 2     5  6
 
     Args:
         belongs: bool [n, width], whether each cell of the row belongs to each island.
@@ -96,11 +97,11 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
         reach: see :func:`waves_of_islands`.
     """
     width = belongs.shape[1]
-    place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1
+    nth = np.cumsum(belongs, axis=1, dtype=np.int32) - 1  # n of each cell
     last_column_above = np.minimum(np.arange(width) + reach - 1, width - 1)  # a cell waits for cells above up to here
 
-    wave_minus_place = np.where(belongs, 1 + latest_above[:, last_column_above] - place, _BEFORE_ALL)
-    return np.maximum.accumulate(wave_minus_place, axis=1) + place
+    earliest_minus_nth = np.where(belongs, 1 + latest_above[:, last_column_above] - nth, _BEFORE_ALL)
+    return np.maximum.accumulate(earliest_minus_nth, axis=1) + nth
 
 
 class WavePass(NamedTuple):
