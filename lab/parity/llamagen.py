@@ -245,9 +245,10 @@ def _runs(
         yield exact(computed, runs[f"{base}.tokens_raster" if model.regions > 1 else f"{base}.tokens"])
         prefix = io["emb_masks"].shape[1] if "emb_masks" in io else 1
         if f"{base}.positions" in runs:
-            positions = [row.place + prefix for p in plan.passes[1:] for row in p.rows]
+            positions = [row.place + prefix for p in plan.passes[1:] for row in p.fed_rows]
             yield exact(torch.tensor([*range(prefix), *positions]), runs[f"{base}.positions"])
-            yield exact(torch.tensor([prefix, *(len(p.rows) for p in plan.passes[1:])]), runs[f"{base}.positions_len"])
+            lengths = [prefix, *(len(p.fed_rows) for p in plan.passes[1:])]
+            yield exact(torch.tensor(lengths), runs[f"{base}.positions_len"])
 
         if f"{base}.logits" in runs:
             expected = runs[f"{base}.logits"]

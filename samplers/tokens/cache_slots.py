@@ -1,14 +1,14 @@
 """Slots of the KV cache: which slot holds the keys and values of each token that a schedule feeds.
 
 Some terms of ``schedule.py``: a *cell* is a square of the image's grid, and holds one token. A pass of the transformer
-decides cells and feeds *rows*, each with one token. A token's *place* is its index in the order in which the model
+decides cells and feeds tokens; each is a *fed row*. A token's *place* is its index in the order in which the model
 reads tokens. A *stand-in* is fed at a place whose true token is not decided yet.
 
 The slot of place p is slot p. If each call of the transformer feeds one pass, a stand-in is written to the slot of its
 place, and the true token overwrites the stand-in later (:func:`serial_slots`). But if one call feeds several passes
-(``jacobi.py``), the call writes the slots of all these passes before any row attends to a slot, so no slot may be
-overwritten. Each stand-in then has its own slot, after the slots of the places (:func:`window_slots`). Rows attend to
-this slot until a pass feeds the true token.
+(``jacobi.py``), the call writes the slots of all these passes before any fed row attends to a slot, so no slot may be
+overwritten. Each stand-in then has its own slot, after the slots of the places (:func:`window_slots`). Fed rows attend
+to this slot until a pass feeds the true token.
 
 For example, ZipAR with window 1 on 3 x 3 cells (see ``schedule.py``) feeds tokens at the places 0 to 7. For calls of
 several passes, it has 10 slots: 8 for the places, one for the stand-in at place 5, and one for padding::
@@ -37,8 +37,8 @@ from .schedule import Pass, Schedule
 class CacheSlots:
     """The slots that a schedule needs, as int64 arrays on the host.
 
-    Shapes: P passes feed F rows. The cache has S image slots. Image slot 0 is the first slot after the condition's
-    slots. The last slot is for padding: padding rows write to it, and no row attends to it.
+    Shapes: P passes have F fed rows. The cache has S image slots. Image slot 0 is the first slot after the condition's
+    slots. The last slot is for padding: padding rows write to it, and no fed row attends to it.
     """
 
     count: int  # S
@@ -81,7 +81,7 @@ def _slots(schedule: Schedule, own_slots_for_stand_ins: bool) -> CacheSlots:
     never = len(passes)
 
     # 1. A slot for each place. The known cells are in the cache from the start.
-    highest = max((max(row.place, row.last_visible) for p in passes for row in p.rows), default=-1)
+    highest = max((max(row.place, row.last_visible) for p in passes for row in p.fed_rows), default=-1)
     place = list(range(highest + 1))
     written = [-1 if p < schedule.known else never for p in place]
     replaced = [never] * len(place)
@@ -92,7 +92,7 @@ def _slots(schedule: Schedule, own_slots_for_stand_ins: bool) -> CacheSlots:
     end: list[int] = []
     slot_of_stand_in: dict[int, int] = {}  # for each place that a stand-in with its own slot holds, this slot
     for k, p in enumerate(passes):
-        for row in p.rows:
+        for row in p.fed_rows:
             if row.place in slot_of_stand_in:
                 replaced[slot_of_stand_in.pop(row.place)] = k
 
@@ -109,7 +109,7 @@ def _slots(schedule: Schedule, own_slots_for_stand_ins: bool) -> CacheSlots:
 
         # The slots of stand-ins come after the slots of all places. The end must be after all of these slots that are
         # not replaced yet.
-        visible = [row.last_visible for row in p.rows]
+        visible = [row.last_visible for row in p.fed_rows]
         end.append(1 + max([*visible, *slot_of_stand_in.values()], default=-1))
 
     # 3. The slot for padding.
@@ -139,6 +139,6 @@ def _needs_mask(passes: Sequence[Pass], end: np.ndarray, written: np.ndarray) ->
     completed_by = np.append(-1, np.maximum.accumulate(written))
     some_slot_is_unwritten = completed_by[end] > np.arange(len(passes))
 
-    least_visible = np.array([min((row.last_visible for row in p.rows), default=-1) for p in passes])
+    least_visible = np.array([min((row.last_visible for row in p.fed_rows), default=-1) for p in passes])
     some_row_sees_less = least_visible < end - 1
     return some_slot_is_unwritten | some_row_sees_less

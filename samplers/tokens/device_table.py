@@ -19,9 +19,9 @@ from .schedule_table import schedule_table
 
 
 class FedRows(NamedTuple):
-    """The m rows that one call of the transformer feeds. The tensors are int64 [m], or [B, m] if the images have
-    different rows. ``cache_slot`` and ``cache_end`` count from the first slot of the cache; the first slots belong to
-    the condition.
+    """The m fed rows of one call of the transformer. The tensors are int64 [m], or [B, m] if the images have different
+    rows. ``cache_slot`` and ``cache_end`` count from the first slot of the cache; the first slots belong to the
+    condition.
     """
 
     cell: Tensor  # cells whose tokens are fed
@@ -69,8 +69,8 @@ class DeviceTable:
         self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), slots.replaced]), device)
 
     def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
-        """The rows that pass k feeds, and the indices of the rows that predict the n cells of the pass, int64 [n].
-        The slots must be :func:`.serial_slots`. The host does not wait for the device.
+        """The fed rows of pass k, and the indices of the fed rows that predict the n cells of the pass, int64 [n]. The
+        slots must be :func:`.serial_slots`. The host does not wait for the device.
         """
         table = self.table
         rows = slice(table.row_start[k], table.row_start[k + 1])

@@ -47,7 +47,7 @@ from .schedule_table import schedule_table
 
 # On a CPU, a window saves little or no time for a batch of at least this many images.
 _CPU_BATCH = 4
-# With 16-bit weights, the rows that a call feeds for each image are padded to a multiple of this number.
+# With 16-bit weights, the fed rows of each image in a call are padded to a multiple of this number.
 ROWS = 32
 
 
@@ -136,11 +136,11 @@ def jacobi_calls(
         reads_null = guiding.reads_null(window)
         guidance = guiding.at(window)
 
-        # 2. Feed the rows of the W passes together. The rows hold certain tokens and guesses. Every row attends to the
-        #    same places (``schedule.py``) as in serial decoding. If the previous call fed the same row, the new keys
-        #    and values replace the previous ones.
+        # 2. Feed the tokens of the W passes together: certain tokens and guesses. Every fed row attends to the same
+        #    places (``schedule.py``) as in serial decoding. If the previous call fed the same row, the new keys and
+        #    values replace the previous ones.
         with canvas.clock.phase(canvas.phases[0]):
-            rows, predicted_by = window.rows(device_table)
+            rows, predicted_by = window.fed_rows(device_table)
             hidden = chosen_rows(transformer.feed(window.tokens, rows, reads_null), predicted_by)
 
         # 3. Sample the tokens of the W passes. The noise of a cell is the same in every call.
@@ -189,8 +189,8 @@ def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
 
 
 def padded_row_count(schedule: Schedule, width: int) -> int:
-    """Number of rows per image to which every call is padded if the weights are in 16 bits. No call feeds more rows. No
-    call samples more cells either, because no row predicts two cells.
+    """Number of fed rows per image to which every call is padded if the weights are in 16 bits. No call feeds more
+    rows. No call samples more cells either, because no row predicts two cells.
 
     The number is the same for all values of ``width`` up to the side of the image in tokens.
     """

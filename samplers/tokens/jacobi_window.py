@@ -88,8 +88,8 @@ class Window:
         """Number of cells that the next call samples in all images together."""
         return int((self.table.cell_start[self.stop] - self.table.cell_start[self.start]).sum())
 
-    def rows(self, device_table: DeviceTable) -> tuple[FedRows, Tensor]:
-        """The rows that the next call feeds, and for each cell, the index of the row that predicts it, int64 [A, n]."""
+    def fed_rows(self, device_table: DeviceTable) -> tuple[FedRows, Tensor]:
+        """The fed rows of the next call, and for each cell, the index of the row that predicts it, int64 [A, n]."""
         table = self.table
         index = _ranges(table.row_start[self.start], table.row_start[self.stop], padding=len(table.fed_cell) - 1)
         end = max(int(device_table.slots.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))

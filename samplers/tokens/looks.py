@@ -1,7 +1,7 @@
 """The transformer of a token model with its KV cache, and the look that runs the passes of a schedule.
 
-:class:`CachedTransformer` feeds rows of tokens. :class:`ScheduleLook` is a *look* (``engine.py``): a function that runs
-the transformer in each pass. ``device_table.py`` has the rows of each pass.
+:class:`CachedTransformer` feeds tokens. :class:`ScheduleLook` is a *look* (``engine.py``): a function that runs the
+transformer in each pass. ``device_table.py`` has the fed rows of each pass.
 
 Shapes: B images with L cells each; R batch rows, one for each image in each branch of guidance; m fed rows. A *hidden
 row* is the transformer's output for a fed row, of width C.
@@ -34,7 +34,7 @@ class CachedTransformer:
         canvas: the images; its report counts the work.
         condition: the packed condition.
         first_value: token value of image code 0.
-        padded_to: number of rows per image to which every call is padded; 0: no padding. See ``one_shape`` in
+        padded_to: number of fed rows per image to which every call is padded; 0: no padding. See ``one_shape`` in
             ``networks/llama.py``.
     """
 
@@ -60,7 +60,7 @@ class CachedTransformer:
         condition = self.condition
         branches = self._branch_count(null)
 
-        # 1. The rows of the condition, and the rows of the image.
+        # 1. The condition rows, and the embeddings of the image's tokens.
         rows = condition.prefix(self.net, null)
         lengths = None if condition.lengths is None else condition.lengths.repeat(branches)
         x = None if image is None else self.net.tok_embeddings(image).repeat(branches, 1, 1)
@@ -92,7 +92,7 @@ class CachedTransformer:
             transition = self.net.spe_tok_embeddings["special_embeddings"](fed.transition_token.clamp(min=0))
             x = torch.where(fed.transition_token[..., None] >= 0, transition, x)
 
-        # 2. The same rows for all branches.
+        # 2. The same fed rows for all branches.
         branches = self._branch_count(null)
         position, cache_slot, mask = fed.position, fed.cache_slot, fed.mask
         if branches > 1:

@@ -29,7 +29,7 @@ from ..settings import knob
 from .checks import expect_raster
 from .decode import decode_settings
 from .defaults import sampling_of
-from .schedule import Pass, Row, Schedule, guidance_steps, next_token_passes
+from .schedule import FedRow, Pass, Schedule, guidance_steps, next_token_passes
 from .settings import (
     PARALLEL_PASSES,
     USUAL_PARALLEL,
@@ -132,13 +132,13 @@ def transition_pass(fed: Sequence[int], cells: Sequence[int], cfg_step: int) -> 
     last = 2 * n - 2  # place of the last transition token
     *earlier, newest = fed
 
-    rows = [Row(position=cell, place=place, last_visible=place, cell=cell) for place, cell in enumerate(earlier)]
-    rows.append(Row(position=newest, place=n - 1, last_visible=last, cell=newest))
-    rows += [Row(position=-1, place=n + i, last_visible=last, transition_token=i) for i in range(n - 1)]
+    rows = [FedRow(position=cell, place=place, last_visible=place, cell=cell) for place, cell in enumerate(earlier)]
+    rows.append(FedRow(position=newest, place=n - 1, last_visible=last, cell=newest))
+    rows += [FedRow(position=-1, place=n + i, last_visible=last, transition_token=i) for i in range(n - 1)]
     return Pass(
         cells=tuple(cells),
         predicted_by=tuple(range(len(earlier), len(rows))),
-        rows=tuple(rows),
+        fed_rows=tuple(rows),
         cfg_step=cfg_step,
     )
 
@@ -158,12 +158,12 @@ def group_pass(fed: Sequence[int], cells: Sequence[int], first_place: int, cfg_s
     """
     last = first_place + len(fed) - 1
     rows = [
-        Row(position=cell, place=place, last_visible=last, cell=cell) for place, cell in enumerate(fed, first_place)
+        FedRow(position=cell, place=place, last_visible=last, cell=cell) for place, cell in enumerate(fed, first_place)
     ]
     return Pass(
         cells=tuple(cells),
         predicted_by=tuple(range(len(cells))),
-        rows=tuple(rows),
+        fed_rows=tuple(rows),
         cfg_step=cfg_step,
     )
 

@@ -29,7 +29,8 @@ from .features import expect_entries, features_of
 
 @dataclass(frozen=True)
 class PreparedCondition:
-    """A condition, packed for :meth:`Llama.prefix`. That method makes the rows in front of the image tokens.
+    """A condition, packed for :meth:`Llama.prefix`. That method makes the *condition rows*, which come before the image
+    tokens.
 
     The transformer runs in up to three branches, each for all images. The first branch reads the condition. If
     ``part_share`` is above 0, a second branch reads a part of the condition. If there is guidance, the last branch
@@ -39,7 +40,7 @@ class PreparedCondition:
 
     # Labels, int64 [B]; features, [B, n, E]; or token ids of prompts, int64 [B, n], or [U, n] for U distinct prompts.
     entries: Tensor
-    lengths: Tensor | None = None  # int64 [B] or [U], number of valid rows of each entry; None if all rows are valid
+    lengths: Tensor | None = None  # int64 [B] or [U], number of valid rows of each entry; None if all are valid
     # int64 [B], the index in ``entries`` of every image's prompt; None if every image has its own entry.
     prompt_of_image: Tensor | None = None
     part_share: float = 0.0  # weight of the second branch in the mix with the first; below 1
@@ -50,7 +51,7 @@ class PreparedCondition:
         return 2 if self.part_share > 0 else 1
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
-        """The rows in front of the image tokens, [R, n, C]. R is the number of entries times the number of branches.
+        """The condition rows, [R, n, C]. R is the number of entries times the number of branches.
         ``null``: whether the null branch is one of the branches.
         """
         return net.prefix(self.entries, self.lengths, guided=null)

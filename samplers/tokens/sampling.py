@@ -40,13 +40,13 @@ class Guidance(NamedTuple):
     per_token: Tensor | None = None
 
 
-def guidance_at(sampling: TokenSampling, steps: Tensor) -> Guidance:
-    """The guidance of tokens at ``steps``, int64 [...]. The steps are counted like the ``cfg_step`` of a
+def guidance_at(sampling: TokenSampling, cfg_steps: Tensor) -> Guidance:
+    """The guidance of tokens. ``cfg_steps``: a number for each token, int64 [...], counted like the ``cfg_step`` of a
     :class:`.Pass`.
     """
     if sampling.cfg_interval == math.inf:
         return Guidance(sampling.uses_guidance)  # the same for all tokens
-    return Guidance(sampling.uses_guidance, steps <= sampling.cfg_interval)
+    return Guidance(sampling.uses_guidance, cfg_steps <= sampling.cfg_interval)
 
 
 def guided_passes(sampling: TokenSampling, schedule: Schedule) -> list[bool]:

@@ -30,8 +30,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 
-class Row(NamedTuple):
-    """A row that a pass feeds: the token of a cell, or one of PAR's transition tokens."""
+class FedRow(NamedTuple):
+    """A fed row: a token that a pass feeds, which is the token of a cell or one of PAR's transition tokens."""
 
     position: int  # a cell, or -1 for a transition token
     place: int  # place of the fed token in the sequence
@@ -50,9 +50,9 @@ class Pass:
     """One pass of the transformer. The first pass of a schedule is the prefill, whose input is the condition only."""
 
     cells: tuple[int, ...]  # cells that the pass decides
-    # For each of ``cells``, the index in ``rows`` of the row that predicts it; 0 in the prefill.
+    # For each of ``cells``, the index in ``fed_rows`` of the row that predicts it; 0 in the prefill.
     predicted_by: tuple[int, ...]
-    rows: tuple[Row, ...] = ()  # the rows that the pass feeds
+    fed_rows: tuple[FedRow, ...] = ()
     cfg_step: int = -1  # guidance is on if cfg_step is at most the setting cfg_interval; see guidance_steps
 
 
@@ -100,10 +100,10 @@ def next_token_passes(
             rows = []
             for p in positions:
                 cell = p if p in decided else _stand_in(p, decided, grid)
-                rows.append(Row(position=p, place=p, last_visible=p, cell=cell))
+                rows.append(FedRow(position=p, place=p, last_visible=p, cell=cell))
 
             predicted_by = tuple(positions.index(p) for p in before)
-            passes.append(Pass(cells=tuple(cells), predicted_by=predicted_by, rows=tuple(rows), cfg_step=cfg_step))
+            passes.append(Pass(cells=tuple(cells), predicted_by=predicted_by, fed_rows=tuple(rows), cfg_step=cfg_step))
             not_fed_yet.clear()
         decided.update(cells)
         not_fed_yet.update(cells)
@@ -112,11 +112,11 @@ def next_token_passes(
 
 def _stand_in(position: int, decided: set[int], grid: int) -> int:
     """The decided cell whose token is fed at an undecided ``position``, see :func:`next_token_passes`."""
-    row, column = divmod(position, grid)
-    above = [c for c in range((row - 1) * grid, row * grid) if c in decided]
+    grid_row, column = divmod(position, grid)
+    above = [c for c in range((grid_row - 1) * grid, grid_row * grid) if c in decided]
     if above:
         return min(above, key=lambda c: (abs(c % grid - column), c))
-    return min(decided, key=lambda c: ((c // grid - row) ** 2 + (c % grid - column) ** 2, c))
+    return min(decided, key=lambda c: ((c // grid - grid_row) ** 2 + (c % grid - column) ** 2, c))
 
 
 @lru_cache(maxsize=4)
@@ -134,12 +134,12 @@ def guidance_steps(groups: Sequence[Sequence[int]], sequential_groups: int) -> l
     Guidance that has ended can therefore start again. For example, if ``sequential_groups`` is 2, groups of 1, 1, 4 and
     4 cells get -1, 0, 0 and 4.
     """
-    steps = []
+    cfg_steps = []
     tokens_since_start = 0
     for k, cells in enumerate(groups):
         if k < sequential_groups:
-            steps.append(k - 1)
+            cfg_steps.append(k - 1)
         else:
-            steps.append(tokens_since_start)
+            cfg_steps.append(tokens_since_start)
             tokens_since_start += len(cells)
-    return steps
+    return cfg_steps

@@ -12,15 +12,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from .schedule import Row, Schedule
+from .schedule import FedRow, Schedule
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScheduleTable:
     """All fed rows and decided cells of a schedule, as int64 arrays.
 
-    Shapes: P passes feed F rows and decide D of the L cells of the grid. The arrays of fed rows and of cells end with a
-    padding entry, which fills up images that have fewer rows or cells in a call.
+    Shapes: P passes have F fed rows and decide D of the L cells of the grid. The arrays of fed rows and of cells end
+    with a padding entry, which fills up images that have fewer rows or cells in a call.
     """
 
     passes: int  # P
@@ -28,7 +28,7 @@ class ScheduleTable:
     # For each fed row, [F + 1].
     fed_cell: np.ndarray  # cell whose token is fed; 0 for transition tokens and padding
     transition_token: np.ndarray  # index of the fed PAR transition token (par.py); -1 for cells and padding
-    position: np.ndarray  # position at which the token is fed, see Row; 0 for padding
+    position: np.ndarray  # position at which the token is fed, see FedRow; 0 for padding
     last_visible: np.ndarray  # last place that the row attends to; -1 for padding
     row_pass: np.ndarray  # pass that feeds the row; 0 for padding
 
@@ -50,9 +50,9 @@ def schedule_table(schedule: Schedule) -> ScheduleTable:
     pass_indices = np.arange(len(passes))
 
     # 1. Fed rows, pass by pass, then padding.
-    rows = [row for p in passes for row in p.rows]
-    rows.append(Row(position=0, place=0, last_visible=-1))
-    rows_of_pass = [len(p.rows) for p in passes]
+    rows = [row for p in passes for row in p.fed_rows]
+    rows.append(FedRow(position=0, place=0, last_visible=-1))
+    rows_of_pass = [len(p.fed_rows) for p in passes]
     row_start = np.append(0, np.cumsum(rows_of_pass))
 
     # 2. Decided cells, pass by pass, and the index of the row that predicts each cell. A pass counts rows from its own

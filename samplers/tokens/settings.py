@@ -151,7 +151,7 @@ class TokenSampling:
     temperature: float = 1.0  # at 0, the sampler takes the likeliest value
     top_k: int = 0  # 0 allows all values
     top_p: float = 1.0  # 1 allows all values
-    cfg_interval: float = math.inf  # the last step with guidance (see Pass.cfg_step); infinite: all steps
+    cfg_interval: float = math.inf  # the last cfg_step with guidance, see Pass; infinite: guidance never ends
     entropy_temperature: float = 0.0  # at 0, all tokens have the same temperature
 
     @property

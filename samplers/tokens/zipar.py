@@ -1,13 +1,13 @@
-"""ZipAR: a row of tokens starts when the first s tokens of the row above are decided; s is the *window*. One pass can
-therefore decide tokens of several rows.
+"""ZipAR: a grid row starts when the first s tokens of the grid row above are decided; s is the *window*. One pass can
+therefore decide tokens of several grid rows.
 
 Source: He et al. 2025, "ZipAR: Parallel Autoregressive Image Generation through Spatial Locality" (ICML 2025, arXiv
-2412.04062). In raster order, the transformer predicts the first token of a row from the last token of the row above. In
-ZipAR, that last token is not decided yet. As in the published code, the transformer then gets a nearby decided token
-instead; see :func:`next_token_passes`.
+2412.04062). In raster order, the transformer predicts the first token of a grid row from the last token of the grid row
+above. In ZipAR, that last token is not decided yet. As in the published code, the transformer then gets a nearby
+decided token instead; see :func:`next_token_passes`.
 
 FastAR does not implement the paper's adaptive window. The constants of that window are not in the published code, and
-the images of a batch would start their rows in different passes.
+the images of a batch would start their grid rows in different passes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from .token_noise import TokenNoise
 
 
 def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
-    """The cells that each pass decides in the first ``rows`` rows of a grid with side ``grid``. The passes first decide
-    row 0 cell by cell. After that, each pass decides one cell of every active row.
+    """The cells that each pass decides in the first ``rows`` grid rows of a grid with side ``grid``. In this function,
+    a row is a grid row. The passes first decide row 0 cell by cell. After that, each pass decides one cell of every
+    active row.
 
     Row 1 becomes active when row 0 is complete. For r > 0, row r + 1 becomes active when ``window`` cells of row r are
     decided. On a grid of side G, all G rows take G + (G - 2) s + G passes, where s is the window. ``window`` is
@@ -65,8 +66,8 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
 
 @lru_cache(maxsize=16)
 def zipar_schedule(grid: int, window: int) -> Schedule:
-    """The schedule of ZipAR for a grid of side ``grid``. If the window is as long as a row or longer, the cells are
-    decided in raster order.
+    """The schedule of ZipAR for a grid of side ``grid``. If the window is as long as a grid row or longer, the cells
+    are decided in raster order.
 
     The transformer does not attend to undecided cells. In the published code, it attends to undecided cells as blanks,
     and the blanks take attention from the decided cells.
@@ -121,7 +122,8 @@ def zipar(
     noise: TokenNoise,
     edit: Edit | None = None,
 ) -> Sampler:
-    """Generate images with ZipAR. If the window is as long as a row or longer, the tokens are identical to LlamaGen's.
+    """Generate images with ZipAR. If the window is as long as a grid row or longer, the tokens are identical to
+    LlamaGen's.
 
     The arguments, steps and errors are the same as for :func:`.llamagen`, but the settings are :class:`ZipARSettings`.
     """

@@ -172,8 +172,8 @@ def reference_codes(model: TokenModel, condition, settings, draws, passes) -> Te
             for h in halves:
                 fed = [h.n - 1]
                 if k:
-                    fed = [h.feed(entry(net, row, tokens), row.position, row.place) for row in p.rows]
-                    for r, row in zip(fed, p.rows, strict=True):
+                    fed = [h.feed(entry(net, row, tokens), row.position, row.place) for row in p.fed_rows]
+                    for r, row in zip(fed, p.fed_rows, strict=True):
                         h.attend(r, row.last_visible)
                 rows.append([h.logits(fed[i]) for i in p.predicted_by])
             guided = settings.cfg > 1 and (settings.cfg_interval is None or p.cfg_step <= settings.cfg_interval)

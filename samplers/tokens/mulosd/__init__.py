@@ -1,11 +1,12 @@
 """MuLo-SD: draft at low resolution, verify at high resolution in one pass, repair locally.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). An image is a grid
-of *cells*, one token each. MuLo-SD generates it in *blocks* of several grid rows. Each block takes one cycle:
+of *cells*, one token each. MuLo-SD generates it in *blocks* of several grid rows. Each block takes one cycle of six
+stages:
 
-1. The draft model M_q generates the block's rows of a small image, whose side is 1/r of the target's side. It follows
-   ZipAR's order (``blocks.py``).
-2. The up-sampler U_r enlarges these rows to the target's grid (``upsampling.py``).
+1. The draft model M_q generates the block's grid rows of a small image, whose side is 1/r of the target's side. It
+   follows ZipAR's order (``blocks.py``).
+2. The up-sampler U_r enlarges these grid rows to the target's grid (``upsampling.py``).
 3. One pass of the target M_p gives p_i, the distribution of each token i. The *pooled* probability of a draft token is
    the sum of p_i over the token's code and the nearest neighbours of this code. If the sum is below tau, the draft
    token is rejected. R_T is the set of rejected cells (``verification.py`` and ``acceptance.py``).
@@ -13,8 +14,8 @@ of *cells*, one token each. MuLo-SD generates it in *blocks* of several grid row
    *islands* (``islands.py``).
 5. The target resamples all islands in parallel, in *waves*. A wave is the set of cells that one pass resamples
    (``waves.py``).
-6. The block is final. If rows are left, the down-sampler D_r reduces the block, and the draft model continues from the
-   reduced rows.
+6. The block is final. If grid rows are left, the down-sampler D_r reduces the block, and the draft model continues from
+   the reduced rows.
 
 There is no public code. Where the paper leaves a choice open, FastAR decides as follows:
 
@@ -27,9 +28,8 @@ There is no public code. Where the paper leaves a choice open, FastAR decides as
 - The pass that verifies a block also updates the keys and values of the previous block.
 - The draft model reads only the new rows of the reduced image. Its cache keeps the earlier rows.
 - The draft model has random numbers of its own. The target uses the random numbers that LlamaGen uses for the same
-  cells. So the tokens are identical to the tokens of serial decoding if tau is above 1, acceptance_target is 0,
-  and islands are resampled in raster order. If there is also only one block, the target decodes serially, without a
-  draft.
+  cells. So the tokens are identical to the tokens of serial decoding if tau is above 1, acceptance_target is 0, and
+  islands are resampled in raster order. If there is also only one block, the target decodes serially, without a draft.
 
 Shapes: B images; R batch rows, which are B or, with guidance, 2 B; G, the side of the target's grid; h grid rows of a
 block; n = h G cells of a block.
@@ -119,7 +119,7 @@ def mulosd(
 
     canvas.total = 2 * canvas.cells  # each cell counts twice, see Block
     for block in blocks:
-        # 1. The draft model generates the rows of the block.
+        # 1. The draft model generates the draft rows of the block.
         yield from drafter.generate(block)
 
         # 2. The up-sampler enlarges the draft.

@@ -24,17 +24,17 @@ _SCORES_AT_ONCE = 1 << 24
 
 @torch.inference_mode()
 def nearest_codes(vectors: Tensor, k: int) -> Tensor:
-    """The table of neighbours, int32 [V, 1 + k]. The row of a code holds the code itself, and then the k nearest codes
-    by L2 distance, nearest first. A code is an index into ``vectors``.
+    """The table of neighbours, int32 [V, 1 + k]. The entry of a code holds the code itself, and then the k nearest
+    codes by L2 distance, nearest first. A code is an index into ``vectors``.
 
     ``vectors``: fp32 [V, channels]; ``k`` is below V.
     """
     count = len(vectors)
     square = vectors.square().sum(1)
     parts = []
-    for rows in torch.arange(count, device=vectors.device).split(_codes_at_once(count)):
-        score = vectors[rows] @ vectors.t() - square / 2  # a larger score is a smaller distance
-        score.scatter_(1, rows[:, None], torch.inf)  # the code itself is first, even if other codes have its vector
+    for codes in torch.arange(count, device=vectors.device).split(_codes_at_once(count)):
+        score = vectors[codes] @ vectors.t() - square / 2  # a larger score is a smaller distance
+        score.scatter_(1, codes[:, None], torch.inf)  # the code itself is first, even if other codes have its vector
         parts.append(score.topk(1 + k, dim=1).indices.to(torch.int32))
     return torch.cat(parts)
 

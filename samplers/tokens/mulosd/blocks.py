@@ -1,7 +1,7 @@
-"""MuLo-SD's blocks of rows, and the draft model, which generates them at low resolution.
+"""MuLo-SD's blocks of grid rows, and the draft model, which generates them at low resolution.
 
 ``schedule.py`` explains *cells*, fed tokens and *stand-ins*. r is the side of the target's grid divided by the side of
-the draft's grid. B is the number of images. Steps 1, 2 and 6 are steps of the cycle in ``__init__.py``.
+the draft's grid. B is the number of images. Stages 1, 2 and 6 are stages of the cycle in ``__init__.py``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .upsampling import UpSampling
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of the draft's grid, the *draft rows*, and the *cells* of the target's grid that these rows cover.
+    """Some grid rows of the draft, the *draft rows*, and the *cells* of the target's grid that these rows cover.
 
     For example, a draft of 6 x 6 tokens with r = 2 has a target of 12 x 12 cells. If every block has 2 draft rows, the
     second of the three blocks is::
@@ -68,7 +68,7 @@ class Block:
 
 
 def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Block]:
-    """Divide a draft of ``draft_side`` x ``draft_side`` tokens into blocks of rows. ``ratio``: r."""
+    """Divide a draft of ``draft_side`` x ``draft_side`` tokens into blocks of draft rows. ``ratio``: r."""
     at_once = settings.rows_at_once(draft_side)
     cells_of_row = ratio * ratio * draft_side  # cells that a draft row covers
 
@@ -83,21 +83,21 @@ def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Blo
 
 
 @lru_cache(maxsize=64)
-def draft_schedule(draft_side: int, window: int, known_rows: int, new_rows: int, rows_fed_again: int) -> Schedule:
+def draft_schedule(draft_side: int, zipar_window: int, known_rows: int, new_rows: int, rows_fed_again: int) -> Schedule:
     """Passes in which the draft model generates the draft rows of a block. The ``cfg_step`` of a pass is the number of
     tokens decided before the pass, minus 1. So *cfg_interval* counts tokens as in serial decoding.
 
     Args:
         draft_side: side of the draft's grid.
-        window: ZipAR's window, in tokens. The order is raster order if it is 0, or at least as wide as a row.
+        zipar_window: ZipAR's window, in tokens. The order is raster order if it is 0, or at least ``draft_side``.
         known_rows: number of draft rows that are decided already.
         new_rows: number of draft rows to generate after the known rows.
-        rows_fed_again: number of known rows that are fed again because their tokens may have changed. They are the last
-            known rows.
+        rows_fed_again: number of known draft rows that are fed again because their tokens may have changed. They are
+            the last known draft rows.
     """
     # 1. The tokens of every pass, counted from the first new token.
-    if 0 < window < draft_side:
-        groups = row_groups(draft_side, window, new_rows)
+    if 0 < zipar_window < draft_side:
+        groups = row_groups(draft_side, zipar_window, new_rows)
     else:
         groups = [[token] for token in range(new_rows * draft_side)]
 
@@ -162,7 +162,7 @@ class BlockDrafter:
         return max(serial_slots(block.schedule).count_without_padding for block in blocks)
 
     def generate(self, block: Block) -> Iterator[Step]:
-        """Step 1: generate the draft rows of a block. Yields a step after every pass of the draft model."""
+        """Stage 1: generate the draft rows of a block. Yields a step after every pass of the draft model."""
         self.draw.follow(block.schedule)
         if self.in_windows:
             yield from self._generate_in_windows(block)
@@ -236,7 +236,7 @@ def draft_canvas(target_canvas: TokenCanvas, model: TokenModel, ratio: int) -> T
 
 
 def enlarge_draft(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
-    """Step 2, U_r: enlarge all draft rows so far, and write the cells of this block to the target's canvas."""
+    """Stage 2, U_r: enlarge all draft rows so far, and write the cells of this block to the target's canvas."""
     ratio = block.ratio
     rows = block.draft_rows
     cells = block.cells
@@ -247,7 +247,7 @@ def enlarge_draft(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenC
 
 
 def reduce_result(block: Block, target_canvas: TokenCanvas, draft_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
-    """Step 6, D_r: reduce the target's rows so far, and write the draft rows of this block to the draft's canvas. The
+    """Stage 6, D_r: reduce the target's rows so far, and write the draft rows of this block to the draft's canvas. The
     draft model continues from these rows. The last block is not reduced.
     """
     if block.cells.stop == target_canvas.cells:
@@ -263,5 +263,5 @@ def reduce_result(block: Block, target_canvas: TokenCanvas, draft_canvas: TokenC
 
 
 def first_rows(canvas: TokenCanvas, count: int) -> Tensor:
-    """The tokens of the first ``count`` rows of a canvas, int64 [B, count, side]."""
+    """The tokens of the first ``count`` grid rows of a canvas, int64 [B, count, side]."""
     return canvas.values[:, :-1].unflatten(1, canvas.grid)[:, :count]

@@ -11,7 +11,7 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 
 Both kinds get only the first grid rows of an image, because MuLo-SD drafts some rows at a time.
 
-Shapes: B images of w x w codes; h, at most w, is the number of rows that U_r or D_r gets.
+Shapes: B images of w x w codes; h, at most w, is the number of grid rows that U_r or D_r gets.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ class PixelUpSampling(UpSampling):
 
 
 def whole_image(codes: Tensor) -> Tensor:
-    """Repeat the last row of ``codes``, int64 [B, h, w], until the grid is square: int64 [B, w, w].
+    """Repeat the last grid row of ``codes``, int64 [B, h, w], until the grid is square: int64 [B, w, w].
 
-    The tokenizer normalises over all positions, attends to all positions, and pads at the borders. If it encoded the
+    The tokenizer normalises over all cells, attends to all cells, and pads at the borders. If it encoded the
     first rows alone, their codes would therefore differ from the codes of the same rows in a whole image, and the
     target would reject the codes.
     """

@@ -2,7 +2,7 @@
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). A *draft* is the
 draft token of a cell. ``acceptance.py`` says which drafts are accepted, ``islands.py`` says which cells are resampled,
-and ``waves.py`` says in which pass. Steps 3, 4 and 5 are steps of the cycle in ``__init__.py``.
+and ``waves.py`` says in which pass. Stages 3, 4 and 5 are stages of the cycle in ``__init__.py``.
 
 The transformer's output for a fed token is a *hidden row*. It predicts the cell after this token.
 
@@ -58,7 +58,7 @@ class BlockVerifier:
     # ------------------------------------------------------------ 3. verification
 
     def verify(self, block: Block) -> tuple[Tensor, np.ndarray]:
-        """Step 3: verify the drafts of a block in one causal pass. The host waits for the device here.
+        """Stage 3: verify the drafts of a block in one causal pass. The host waits for the device here.
 
         Returns the hidden rows [R, n, C] that predict the cells of the block, and the rejected drafts R_T, bool
         [B, h, G].
@@ -107,8 +107,8 @@ class BlockVerifier:
         on_device = torch.arange(cells.start, cells.stop, device=hidden.device)
         pools = []
         own_probabilities = []
-        for part, rows in zip(on_device.split(size), hidden.split(size, dim=1), strict=True):
-            logits = self.draw.logits(rows, guidance_at(sampling, part - 1))
+        for part, hidden_of_part in zip(on_device.split(size), hidden.split(size, dim=1), strict=True):
+            logits = self.draw.logits(hidden_of_part, guidance_at(sampling, part - 1))
             p = tempered(logits, sampling).softmax(-1)
             drafts = self.canvas.values[:, part]
             pools.append(pooled(p, drafts, self.neighbours))
@@ -125,7 +125,7 @@ class BlockVerifier:
     # ------------------------------------------------------------ 4. acceptance
 
     def accept(self, block: Block, repair: Repair, verifying_pass: int) -> None:
-        """Step 4: decide the drafts of a block that are not resampled. ``verifying_pass``: the index of the pass that
+        """Stage 4: decide the drafts of a block that are not resampled. ``verifying_pass``: the index of the pass that
         verified the block. For the report, this pass decides these drafts.
         """
         canvas = self.canvas
@@ -140,7 +140,7 @@ class BlockVerifier:
     def resample(
         self, block: Block, hidden: Tensor, repair: Repair, verifying_pass: int
     ) -> Iterator[tuple[int, Verdict]]:
-        """Step 5: resample the islands of a block, one wave per pass. Yields after every wave: the progress (see
+        """Stage 5: resample the islands of a block, one wave per pass. Yields after every wave: the progress (see
         :class:`Block`), and the verdict, which has the cells of the wave and their new tokens.
 
         Args:
@@ -198,9 +198,9 @@ class BlockVerifier:
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
         new = []
         with self.canvas.clock.phase("sampling"):
-            for part, rows in zip(cells.split(size, dim=1), predicted_by.split(size, dim=1), strict=True):
+            for part, index in zip(cells.split(size, dim=1), predicted_by.split(size, dim=1), strict=True):
                 guidance = guidance_at(self.canvas.sampling, part - 1)
-                new.append(self.draw.tokens(chosen_rows(hidden, rows), guidance, part, self.canvas.values))
+                new.append(self.draw.tokens(chosen_rows(hidden, index), guidance, part, self.canvas.values))
         return torch.cat(new, dim=1)
 
 
@@ -210,17 +210,17 @@ def index_in_block(block: Block, cells: Tensor) -> Tensor:
 
 
 def causal_rows(cells: Tensor, position: Tensor, prefix: int, end: int) -> FedRows:
-    """Rows that feed the transformer each of the ``cells``, int64 [...], at its ``position``, int64 [...].
+    """The fed rows for each of the ``cells``, int64 [...], at its ``position``, int64 [...].
 
-    Each row attends to the condition, in the first ``prefix`` slots of the cache. It also attends to all cells up to
-    the row's position that are before the cell ``end``.
+    Each fed row attends to the condition, in the first ``prefix`` slots of the cache. It also attends to all cells up
+    to the row's position that are before the cell ``end``.
     """
     mask = torch.arange(prefix + end, device=cells.device) <= prefix + position[..., None]
     return FedRows(cell=cells, position=position, cache_slot=cells + prefix, cache_end=prefix + end, mask=mask)
 
 
-def cells_at_once(rows: int, codes: int) -> int:
-    """Number of cells whose logits are computed at once; it limits the memory. Each cell has ``rows`` * ``codes``
-    logits, for ``rows`` batch rows and ``codes`` codes.
+def cells_at_once(batch_rows: int, codes: int) -> int:
+    """Number of cells whose logits are computed at once; it limits the memory. Each cell has ``batch_rows`` * ``codes``
+    logits.
     """
-    return max(1, _LOGITS_AT_ONCE // (rows * codes))
+    return max(1, _LOGITS_AT_ONCE // (batch_rows * codes))

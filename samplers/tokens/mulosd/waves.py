@@ -22,9 +22,9 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
     """The index of the wave that resamples each cell, int32 [B, h, w], from 0; -1 outside the islands. All islands
     begin in wave 0.
 
-    A cell waits for two kinds of cells in its island. The first kind is to its left, in the same row. The second kind
-    is in the rows above, in columns up to the cell's own column + ``reach`` - 1. This loop over the cells in raster
-    order defines the waves. If a cell waits for no other cell, max is -1::
+    A cell waits for two kinds of cells in its island. The first kind is to its left, in the same grid row. The second
+    kind is in the grid rows above, in columns up to the cell's own column + ``reach`` - 1. This loop over the cells in
+    raster order defines the waves. If a cell waits for no other cell, max is -1::
 
         for cell in island:
             wave[cell] = 1 + max(wave[other] for other in island if cell waits for other)
@@ -36,20 +36,20 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
         island_of_cell: number of each cell's island, int32 [B, h, w], from :func:`.islands.find_islands`.
         reach: at least 1. If it is w or more, the order is raster order. If it is lower, it is ZipAR's window.
     """
-    image, row, column = np.nonzero(island_of_cell)
+    image, grid_row, column = np.nonzero(island_of_cell)
     wave_of_cell = np.full(island_of_cell.shape, -1, np.int32)
     if not len(image):
         return wave_of_cell
 
     images, height, width = island_of_cell.shape
     most_islands = int(island_of_cell.max())  # the largest number of islands in an image
-    island = image * most_islands + island_of_cell[image, row, column] - 1
+    island = image * most_islands + island_of_cell[image, grid_row, column] - 1
 
-    # Go from the top row to the bottom row. latest_above[i, c] is the latest wave of island i in the rows above, in
-    # columns up to c; -1 if the island has no cells there.
+    # Go from the top grid row to the bottom grid row. latest_above[i, c] is the latest wave of island i in the rows
+    # above, in columns up to c; -1 if the island has no cells there.
     latest_above = np.full((images * most_islands, width), -1, np.int32)
     for y in range(height):
-        in_row = row == y
+        in_row = grid_row == y
         if not in_row.any():
             continue
 
@@ -105,8 +105,8 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
 
 
 class WavePass(NamedTuple):
-    """The pass that resamples a later wave, a wave after the first one. All arrays are int64, and each row of an array
-    is for one image. If an image has fewer entries than other images, its rows end with padding.
+    """The pass that resamples a later wave, a wave after the first one. All arrays are int64 [B, ...]. If an image has
+    fewer entries than other images, its entries end with padding.
     """
 
     # Cells to resample, [B, a]. Padding is L: the canvas has a column for padding after its L cells.
@@ -169,10 +169,10 @@ def _wave_pass(resampled: np.ndarray, resampled_before: np.ndarray, block_end: i
 
 
 def left_aligned(chosen: np.ndarray, padding: int) -> np.ndarray:
-    """For each row of ``chosen``, bool [B, L], the indices of its True columns, int64 [B, n]. n is the largest number
-    of True columns in a row. Rows with fewer True columns are padded at the end with ``padding``.
+    """The cells that are ``chosen`` in each image, int64 [B, n]. ``chosen``: bool [B, L]. n is the largest number of
+    chosen cells in an image. For an image with fewer chosen cells, ``padding`` follows.
     """
     counts = chosen.sum(1, keepdims=True)
 
-    columns = np.argsort(~chosen, axis=1, kind="stable")[:, : counts.max()]
-    return np.where(np.arange(columns.shape[1]) < counts, columns, padding)
+    cells = np.argsort(~chosen, axis=1, kind="stable")[:, : counts.max()]
+    return np.where(np.arange(cells.shape[1]) < counts, cells, padding)

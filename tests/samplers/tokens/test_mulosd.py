@@ -427,14 +427,14 @@ def test_draft_schedules_decide_their_rows_once(grid, window, data):
     known = {*range(first * grid), *schedule.passes[0].cells}
     decided = len(known)
     for p, seen in zip(schedule.passes[1:], visible(schedule), strict=True):
-        assert {row.cell for row in p.rows} <= known and max(row.place for row in p.rows) <= grid * grid - 2
+        assert {row.cell for row in p.fed_rows} <= known and max(row.place for row in p.fed_rows) <= grid * grid - 2
         assert p.cfg_step == decided - 1
-        for i, row in enumerate(p.rows):
+        for i, row in enumerate(p.fed_rows):
             assert set(range(min(first * grid, row.last_visible + 1))) <= set(seen[i].nonzero()[0].tolist())
         known |= set(p.cells)
         decided += len(p.cells)
     if first:
-        positions = {row.position for row in schedule.passes[1].rows}
+        positions = {row.position for row in schedule.passes[1].fed_rows}
         assert positions == {*range((first - again) * grid, first * grid), first * grid - 1}
 
 

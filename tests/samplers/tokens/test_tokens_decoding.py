@@ -66,7 +66,7 @@ def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
         chosen.cfg > 1 and (chosen.cfg_interval is None or p.cfg_step <= chosen.cfg_interval) for p in schedule.passes
     ]
     halves = [2 if any(guided[k:]) else 1 for k in range(len(guided))]  # the null half runs as long as it is needed
-    rows = [prefix, *(len(p.rows) for p in schedule.passes[1:])]
+    rows = [prefix, *(len(p.fed_rows) for p in schedule.passes[1:])]
     assert report.counts["transformer_tokens"] == 3 * sum(h * r for h, r in zip(halves, rows, strict=True))
     assert report.counts["cache_bytes"] == 3 * halves[0] * c.depth * 2 * c.kv_heads * c.head_dim * slots * 4
     assert report.counts["cache_bytes"] < estimate(model, condition_of(c.condition), chosen)

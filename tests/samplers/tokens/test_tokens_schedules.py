@@ -9,7 +9,7 @@ from fastar_nodes.samplers.tokens.cache_slots import serial_slots, window_slots
 from fastar_nodes.samplers.tokens.device_table import DeviceTable
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
-from fastar_nodes.samplers.tokens.schedule import Pass, Row, Schedule, _stand_in, raster
+from fastar_nodes.samplers.tokens.schedule import FedRow, Pass, Schedule, _stand_in, raster
 from fastar_nodes.samplers.tokens.schedule_table import schedule_table
 from fastar_nodes.samplers.tokens.zipar import row_groups, zipar_schedule
 from hypothesis import given
@@ -47,7 +47,7 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
         assert all(decided_at(schedule)[c] == k for c in p.cells)
         assert len(p.predicted_by) == len(p.cells)
     prefill = schedule.passes[0]
-    assert not any(prefill.predicted_by) and not prefill.rows, "the prefill predicts the first cells"
+    assert not any(prefill.predicted_by) and not prefill.fed_rows, "the prefill predicts the first cells"
     assert [p.cfg_step for p in schedule.passes][:1] == [-1]
 
 
@@ -55,11 +55,11 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
 def test_nothing_is_fed_before_it_is_known_or_visible_before_it_is_written(schedule):
     known, written = set(schedule.passes[0].cells), set()
     for p, visible in zip(schedule.passes[1:], visible_rows(schedule), strict=True):
-        assert {row.cell for row in p.rows if row.transition_token < 0} <= known
-        places = {row.place for row in p.rows}
-        assert len(places) == len(p.rows)
+        assert {row.cell for row in p.fed_rows if row.transition_token < 0} <= known
+        places = {row.place for row in p.fed_rows}
+        assert len(places) == len(p.fed_rows)
         written |= places
-        for i, row in enumerate(p.rows):
+        for i, row in enumerate(p.fed_rows):
             visible_places = set(visible[i].nonzero()[0].tolist())
             assert row.place in visible_places and max(visible_places) <= row.last_visible
             assert visible_places == {place for place in written if place <= row.last_visible}
@@ -71,8 +71,8 @@ def test_the_row_before_a_cell_predicts_it_and_real_tokens_take_their_places_bac
     holds: dict[int, int] = {}
     known = set(schedule.passes[0].cells)
     for p in schedule.passes[1:]:
-        assert [p.rows[i].position + 1 for i in p.predicted_by] == list(p.cells)
-        for row in p.rows:
+        assert [p.fed_rows[i].position + 1 for i in p.predicted_by] == list(p.cells)
+        for row in p.fed_rows:
             assert row.position == row.place == row.last_visible, "places are cells, and rows are causal"
             assert row.is_stand_in == (row.cell != row.place)
             assert not row.is_stand_in or row.place not in known, "a stand-in only where there is no token yet"
@@ -93,17 +93,17 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
     def within(cell: int) -> tuple[int, int]:
         return cell // grid % side, cell % side
 
-    block = next(k for k, p in enumerate(schedule.passes) if any(row.transition_token >= 0 for row in p.rows))
-    transition_rows = [row for row in schedule.passes[block].rows if row.transition_token >= 0]
+    block = next(k for k, p in enumerate(schedule.passes) if any(row.transition_token >= 0 for row in p.fed_rows))
+    transition_rows = [row for row in schedule.passes[block].fed_rows if row.transition_token >= 0]
     assert [row.transition_token for row in transition_rows] == list(range(m * m - 1))
-    assert list(schedule.passes[block].rows[1 - m * m :]) == transition_rows
+    assert list(schedule.passes[block].fed_rows[1 - m * m :]) == transition_rows
     assert {row.position for row in transition_rows} == {-1}
     for p in schedule.passes[block:]:
         assert len({within(c) for c in p.cells}) == 1 and len({region(c) for c in p.cells}) == m * m
     for p in schedule.passes[block + 1 :]:
-        assert [region(p.rows[i].cell) for i in p.predicted_by] == [region(c) for c in p.cells]
-        last = max(row.place for row in p.rows)
-        assert {row.last_visible for row in p.rows} == {last}, "a group sees all of itself"
+        assert [region(p.fed_rows[i].cell) for i in p.predicted_by] == [region(c) for c in p.cells]
+        last = max(row.place for row in p.fed_rows)
+        assert {row.last_visible for row in p.fed_rows} == {last}, "a group sees all of itself"
     # With the condition's slot as many as cells: the last group is never fed, and the transition tokens take its place.
     assert window_slots(schedule).count_without_padding == grid * grid - 1
 
@@ -136,7 +136,7 @@ def test_a_row_starts_when_the_row_above_is_a_window_ahead(grid, window):
 )
 def test_zipars_passes(grid, window, passes):
     assert len(zipar_schedule(grid, window).passes) == passes == grid + (grid - 2) * window + grid
-    assert max(len(p.rows) for p in zipar_schedule(grid, window).passes) <= math.ceil(grid / window) + 1
+    assert max(len(p.fed_rows) for p in zipar_schedule(grid, window).passes) <= math.ceil(grid / window) + 1
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_a_raster_schedule_needs_no_mask_and_no_more_memory_than_its_cells(grid)
 
 def test_one_row_behind_slots_that_are_not_written_has_a_mask():
     """Cell 0 is fed at position 2 before the slots 0 and 1 are written."""
-    ahead_of_others = Row(position=2, place=2, last_visible=2, cell=0)
-    passes = (Pass(cells=(0,), predicted_by=(0,)), Pass(cells=(3,), predicted_by=(0,), rows=(ahead_of_others,)))
+    ahead_of_others = FedRow(position=2, place=2, last_visible=2, cell=0)
+    passes = (Pass(cells=(0,), predicted_by=(0,)), Pass(cells=(3,), predicted_by=(0,), fed_rows=(ahead_of_others,)))
     schedule = Schedule(2, passes)
     rows, _ = DeviceTable(schedule, window_slots(schedule), 1, torch.device("cpu")).pass_rows(1)
     assert rows.mask.int().tolist() == [[1, 0, 0, 0, 1]] and rows.cache_end == 5, "a slot of its own"
