@@ -83,7 +83,7 @@ def _slots(schedule: Schedule, own_slots_for_stand_ins: bool) -> CacheSlots:
     # 1. A slot for each place. The known cells are in the cache from the start.
     highest = max((max(row.place, row.last_visible) for p in passes for row in p.fed_rows), default=-1)
     place = list(range(highest + 1))
-    written = [-1 if p < schedule.known else never for p in place]
+    written = [-1 if slot < schedule.known else never for slot in place]
     replaced = [never] * len(place)
 
     # 2. The slots of the fed rows, pass by pass. A pass writes the slots of all its rows before these rows attend to

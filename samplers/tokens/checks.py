@@ -1,4 +1,8 @@
-"""Checks that a token model and settings fit a sampler. They run before anything is loaded or computed."""
+"""Checks that a token model and settings fit a sampler. They run before anything is loaded or computed.
+
+A function named ``check`` makes all checks of a sampler or of a kind of sampler. A function named ``expect`` checks one
+requirement.
+"""
 
 from __future__ import annotations
 
