@@ -49,7 +49,7 @@ from .runs.registry import SAMPLERS, Entry, find
 from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
-from .samplers.settings import is_removed, knobs, settings_from, unknown_setting_error
+from .samplers.settings import check_removed, knobs, settings_from, unknown_setting_error
 from .samplers.tokens.tar import TarPromptSettings
 from .samplers.tokens.token_noise import TokenNoise
 
@@ -362,7 +362,7 @@ class Pipeline:
             raise unknown("preset", f"there is no preset {preset!r}", preset, known)
 
         for name, value in settings.items():
-            if name not in knobs(entry.settings) and not is_removed(entry.settings, name, value):
+            if name not in knobs(entry.settings) and not check_removed(entry.settings, name, value):
                 raise unknown_setting_error(entry.settings, name, name, f"{entry.name} has no such setting")
 
         choice = Choice(entry, preset, settings)

@@ -17,7 +17,7 @@ from ..runs.drawing import Drawing
 from ..runs.loading import AUTO, DEMO, USUAL, Drafts, Ready, beside, identified
 from ..runs.registry import FAMILIES, Entry, find
 from ..samplers.conditioning import AnyCondition
-from ..samplers.settings import is_removed, settings_from, unknown_setting_error
+from ..samplers.settings import check_removed, settings_from, unknown_setting_error
 from ..samplers.tokens.tar import TarPromptSettings
 from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
@@ -252,7 +252,7 @@ def assigned(
 
         known = names_of_settings({sampler: entries[sampler]} if dot else dict(entries))
         concerned = [entries[sampler]] if dot else list(entries.values())
-        if name not in known and not any([is_removed(entry.settings, name, value) for entry in concerned]):
+        if name not in known and not any([check_removed(entry.settings, name, value) for entry in concerned]):
             if all(name in entry.settings.refused for entry in concerned):
                 raise unknown_setting_error(concerned[0].settings, name, "set", "")
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"

@@ -17,8 +17,8 @@ from ..runs import presets
 from ..runs.choice import ModelFacts
 from ..samplers.settings import (
     Settings,
+    check_removed,
     filled_in,
-    is_removed,
     knobs,
     removed_from,
     setting_in_words,
@@ -152,4 +152,4 @@ def expect_removed_to_hold(kind: type[Settings], removed: Mapping[str, Any], own
     """
     for name, value in removed.items():
         if name not in own or value != own[name]:
-            is_removed(kind, name, value)
+            check_removed(kind, name, value)

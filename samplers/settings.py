@@ -50,7 +50,7 @@ class Settings:
     # Settings of other samplers that a user may try here. Each has a text: why this class lacks it, and what to do.
     refused: ClassVar[Mapping[str, str]] = {}
     # Settings that FastAR removed from this class (not from its base classes), each with the value that FastAR now
-    # always uses; see is_removed.
+    # always uses; see check_removed.
     removed: ClassVar[Mapping[str, Any]] = {}
     # For some of the removed settings, a text that says what replaces them.
     instead: ClassVar[Mapping[str, str]] = {}
@@ -175,13 +175,13 @@ def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
     command line.
 
     Raises:
-        UserError: a name is unknown; a removed setting has a value that :func:`is_removed` does not accept; or
+        UserError: a name is unknown; a removed setting has a value that :func:`check_removed` rejects; or
             :class:`Settings` does not allow a value.
     """
     known = knobs(kind)
     parsed: dict[str, Any] = {}
     for name, value in values.items():
-        if is_removed(kind, name, value):
+        if check_removed(kind, name, value):
             continue
         if name not in known:
             raise unknown_setting_error(kind, name, name, "no such setting")
@@ -201,9 +201,12 @@ def removed_from(kind: type[Settings]) -> dict[str, Any]:
     return found
 
 
-def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
-    """Whether FastAR removed the setting ``name`` from ``kind``. If it did, ``value`` must be the value that FastAR now
-    always uses. Saved workflows and scripts may still name a removed setting.
+def check_removed(kind: type[Settings], name: str, value: Any) -> bool:
+    """Check the value of a setting that FastAR removed: it must be the value that FastAR now always uses. Saved
+    workflows and scripts may still name a removed setting.
+
+    Returns:
+        Whether FastAR removed the setting ``name`` from ``kind``. If it did not, ``value`` has no effect.
 
     Raises:
         UserError: FastAR removed the setting, but ``value`` is a different value.
