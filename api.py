@@ -34,6 +34,7 @@ from .runs.loading import resolve as resolve
 from .runs.registry import SAMPLERS as SAMPLERS
 from .samplers.blocks.bitdance import bitdance as bitdance
 from .samplers.blocks.settings import BlockSettings as BlockSettings
+from .samplers.conditioning import ClassCondition as ClassCondition
 from .samplers.conditioning import CodeCondition as CodeCondition
 from .samplers.conditioning import Condition as Condition
 from .samplers.conditioning import FeatureCondition as FeatureCondition

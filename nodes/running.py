@@ -39,8 +39,8 @@ from ..runs.memory import DECODE
 from ..runs.registry import SAMPLERS, Entry, family_of
 from ..samplers.conditioning import (
     AnyCondition,
+    ClassCondition,
     CodeCondition,
-    Condition,
     FeatureCondition,
     ImagePromptCondition,
     PromptCondition,
@@ -168,7 +168,7 @@ def expect_suited_settings(choice: Choice, loaded: Loaded[Any]) -> None:
 # ------------------------------------------------------------------------------------------------ conditions on sockets
 
 
-def as_labels(labels: LabelText, label_set: str) -> Condition:
+def as_labels(labels: LabelText, label_set: str) -> ClassCondition:
     """Class labels for a model of that label set."""
     return labels_for(labels.text, label_set, labels.repeat, field="condition")
 
@@ -182,7 +182,7 @@ def as_condition(value: Any, model: Any) -> AnyCondition:
     """The condition on a socket for a model; raises a UserError if it is of a kind that the model does not read."""
     made = expect_condition(value, CONDITIONS)
     if isinstance(made, LabelText):
-        expect_kind(Condition, model.condition, model.name)  # type: ignore[arg-type]
+        expect_kind(ClassCondition, model.condition, model.name)  # type: ignore[arg-type]
         return as_labels(made, model.label_set)
 
     if isinstance(made, ImagePromptCondition):

@@ -23,16 +23,16 @@ from ..reports.record import EXPANDED
 from ..runs.labels import split_labels
 from ..runs.registry import FAMILIES
 from ..samplers.conditioning import (
-    LARGEST_FREEDOM,
     USUAL_FREEDOM,
     AnyCondition,
+    ClassCondition,
     CodeCondition,
-    Condition,
     FeatureCondition,
     ImagePromptCondition,
     PromptCondition,
     TextCondition,
 )
+from ..samplers.tokens.edit_settings import LARGEST_FREEDOM
 from .schema import SEED_LIMIT, STRANGE, describe
 from .sent import PRESETS
 
@@ -224,7 +224,7 @@ _NAMES = Attribute("names", _list(_TEXT), "captions", per_image=True)
 _TEXTS = Attribute("texts", _list(_PROMPT), "prompts", per_image=True)
 
 VALUES: dict[str, Kind] = {
-    Condition.kind: Kind(
+    ClassCondition.kind: Kind(
         ("FASTAR_LABELS",),
         (
             Attribute("labels", _list(_whole(0)), "class ids", per_image=True),
@@ -462,7 +462,7 @@ def expect_own(value: Any, cls: type[T], field: str, source: str) -> T:
 
 
 _CONDITIONS: tuple[type[AnyCondition], ...] = (
-    Condition,
+    ClassCondition,
     PromptCondition,
     ImagePromptCondition,
     TextCondition,

@@ -22,8 +22,8 @@ from ..networks.ta_tok import TATokModel
 from ..networks.tar import TarModel
 from ..samplers.conditioning import (
     AnyCondition,
+    ClassCondition,
     CodeCondition,
-    Condition,
     ImagePromptCondition,
     PromptCondition,
     TextCondition,
@@ -92,7 +92,9 @@ class ConditionBuilder:
         self._text_encoder: Any = None
         self._rows: dict[str, Tensor] = {}
 
-    def labels(self, on: Ready, text: str, repeat: int = 1, field: str = "label", most: float = math.inf) -> Condition:
+    def labels(
+        self, on: Ready, text: str, repeat: int = 1, field: str = "label", most: float = math.inf
+    ) -> ClassCondition:
         """Class labels, checked against the model.
 
         Args:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from ..errors import UserError
 from ..networks.chat import MOST_TEXT
-from ..samplers.conditioning import Condition
+from ..samplers.conditioning import ClassCondition
 
 # The label set of the demo, whose models take the demo's values of presets.
 DEMO_LABELS = "picture-book"
@@ -55,7 +55,7 @@ def split_labels(text: str, field: str = "labels") -> list[str]:
     return [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
 
 
-def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "label") -> Condition:
+def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "label") -> ClassCondition:
     """The condition of class names or ids.
 
     Args:
@@ -82,10 +82,10 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     ids: list[int] = []
     for word in words:
         ids += [cast(int, found[word])] * repeat
-    return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
+    return ClassCondition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
 
 
-def labels_for(text: str, label_set: str, repeat: int = 1, field: str = "label") -> Condition:
+def labels_for(text: str, label_set: str, repeat: int = 1, field: str = "label") -> ClassCondition:
     """The condition of class names or ids for a model of that label set: nodes and command line parse them here.
 
     A label set that this version does not know (a file may name any) takes ids only. Raises the errors of

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import OfFastAR, UserError, amount, printable
-from ..networks.hybrid import UNCONDITIONAL, HybridModel
-from ..networks.mar import ClassConditioning, Conditioning, MARModel
+from ..networks.hybrid import UNCONDITIONAL
 from ..reports.record import fingerprint
 
 E = TypeVar("E", bound="_Entries")
@@ -26,7 +25,11 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True)
 class _Entries(OfFastAR):
-    """Base of all conditions. Each field that is a tuple has one entry per image."""
+    """Base of all conditions. Each field that is a tuple has one entry per image.
+
+    Every derived class has ``names``, the captions of the images: a tuple of strings, as a field or as a property. The
+    base cannot declare it, because ``dataclass`` would make it the first field of every derived class.
+    """
 
     kind: ClassVar[str] = ""
     title: ClassVar[str] = ""  # the name of the entries in messages
@@ -43,7 +46,7 @@ class _Entries(OfFastAR):
 
     def __str__(self) -> str:
         """The text that ComfyUI's Preview as Text shows."""
-        names: tuple[str, ...] = self.names  # type: ignore[attr-defined]  # a field or a property of the derived class
+        names: tuple[str, ...] = self.names  # type: ignore[attr-defined]
         shown = ", ".join(map(printable, names[:_MOST_SHOWN]))
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
         return f"{self.title.capitalize()} for {amount(len(self), 'images')}: {shown}{more}."
@@ -78,7 +81,7 @@ class _Entries(OfFastAR):
 
 
 @dataclass(frozen=True)
-class Condition(_Entries):
+class ClassCondition(_Entries):
     """Class labels for the images of a batch."""
 
     kind: ClassVar[str] = "class"
@@ -123,9 +126,9 @@ class Condition(_Entries):
             )
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
-    def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition in the form that the network reads. ``guided`` has no effect. Errors: see :meth:`class_ids`."""
-        return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, model.device))
+
+# The public name of the class, which scripts and other node packs use.
+Condition = ClassCondition
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,25 +165,9 @@ class PromptCondition(_Prompts):
     def null_text(self) -> str:
         return self.unconditional
 
-    def prompt_tokens(self, model: MARModel, guided: bool) -> int:
-        """Number of prompt tokens in the KV cache. If ``guided`` is true, the number includes the tokens of the null
-        branch's instruction. A prompt that several images share counts once.
-        """
-        hybrid = cast(HybridModel, model)
-        null = hybrid.instruction(self.unconditional) if guided else []
-        return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
-
-    def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition in the form that the network reads, with a null branch if ``guided`` is true. Raises a
-        UserError if there is no prompt.
-        """
-        self.expect_prompt()
-        return cast(HybridModel, model).conditioning(self.texts, self.unconditional, guided)
-
 
 # The authors of Janus-4o give this weight to the guidance branch that does not read the input image's VQ tokens.
 USUAL_FREEDOM = 5.0
-LARGEST_FREEDOM = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,18 +240,18 @@ class CodeCondition(_Entries):
 
 
 # MAR reads class labels, and Harmon and UniPic read prompts. A BitDance model reads either labels or prompts.
-ClassOrPrompt = Condition | PromptCondition
+ClassOrPrompt = ClassCondition | PromptCondition
 AnyCondition = ClassOrPrompt | ImagePromptCondition | TextCondition | FeatureCondition | CodeCondition
 
-_CLASSES = (Condition, PromptCondition, ImagePromptCondition, TextCondition, FeatureCondition, CodeCondition)
+_CLASSES = (ClassCondition, PromptCondition, ImagePromptCondition, TextCondition, FeatureCondition, CodeCondition)
 # For each kind of condition: the name of its entries in messages, and the node that makes such a condition.
 KINDS = {condition.kind: condition.title for condition in _CLASSES}
 MAKERS = {condition.kind: condition.maker for condition in _CLASSES}
 
 
-def from_ids(ids: Sequence[int]) -> Condition:
+def from_ids(ids: Sequence[int]) -> ClassCondition:
     """A condition of class ids without a label set. The names are the ids as text."""
-    return Condition(tuple(ids), tuple(str(i) for i in ids))
+    return ClassCondition(tuple(ids), tuple(str(i) for i in ids))
 
 
 def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:

@@ -39,7 +39,7 @@ from ...samplers import chain, diffusion_steps, heads
 from ...samplers.blocks.bitdance import bitdance
 from ...samplers.blocks.diffusion import head_calls
 from ...samplers.blocks.settings import BlockSettings
-from ...samplers.conditioning import Condition, PromptCondition, from_ids
+from ...samplers.conditioning import ClassCondition, PromptCondition, from_ids
 from ...samplers.diffusion_steps import HeadCalls
 from ...samplers.engine import finish
 from ...samplers.heads import MODULATION_BUDGET
@@ -149,7 +149,7 @@ def _same_pixels(image: Tensor, expected: Tensor) -> Iterator[Check]:
 
 def _run(
     model: BlockModel,
-    condition: Condition | PromptCondition,
+    condition: ClassCondition | PromptCondition,
     settings: BlockSettings,
     noise: RecordedNoise,
     io: Tensors,

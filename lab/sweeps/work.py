@@ -25,7 +25,7 @@ from ...runs.choice import Choice
 from ...runs.drawing import Drawing, decode
 from ...runs.loading import AUTO, Drafts, Ready, Source, beside, load
 from ...runs.registry import ALGORITHM, Entry, find
-from ...samplers.conditioning import AnyCondition, Condition
+from ...samplers.conditioning import AnyCondition, ClassCondition
 from ...samplers.engine import finish
 from ...samplers.settings import settings_from
 from ...samplers.tokens.mulosd.upsampling import BICUBIC
@@ -206,7 +206,7 @@ class Conditions:
 
         return {"prompts": list(prompts), "settings": self.spec.prompt_settings, "files": files}
 
-    def _labels(self, ready: Ready) -> Condition:
+    def _labels(self, ready: Ready) -> ClassCondition:
         """The labels of the spec, or all classes of a model."""
         words = self.spec.labels or [str(i) for i in range(ready.classes)]
         return self._build.labels(ready, "\n".join(words), field="labels")

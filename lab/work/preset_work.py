@@ -37,7 +37,7 @@ from ...runs import presets, registry
 from ...runs.choice import Choice, ModelFacts
 from ...runs.loading import Ready, defaults
 from ...runs.outlines import SEMANTIC_SIDE, outlined
-from ...samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
+from ...samplers.conditioning import AnyCondition, ClassCondition, FeatureCondition, PromptCondition, TextCondition
 from ...samplers.engine import finish
 from ...samplers.mar.cspd import densities
 from ...samplers.tokens import mulosd
@@ -138,7 +138,7 @@ def _narrow_llama(c: Any, which: int) -> Any:
 def _mar(entry: hub.Entry, c: MARConfig, which: int) -> tuple[nn.Module, Any, dict[int, int], AnyCondition]:
     net = initialise_mar(MAR(_narrow_mar(c, which)))
     model = MARModel(net, entry.id, t_max=999)
-    return net, model, {_MAR_HEADS[which]: c.dim // c.heads}, Condition((1,), ("",))
+    return net, model, {_MAR_HEADS[which]: c.dim // c.heads}, ClassCondition((1,), ("",))
 
 
 def _hybrid(entry: hub.Entry, c: Any, which: int) -> tuple[nn.Module, Any, dict[int, int], AnyCondition]:
@@ -154,7 +154,7 @@ def _tokens(entry: hub.Entry, c: LlamaConfig, which: int) -> tuple[nn.Module, An
     net = initialise_llama(Llama(_narrow_llama(c, which)))
     net.output.weight.normal_(std=0.02)
     model = TokenModel(net, entry.id, entry.grid)
-    condition: AnyCondition = Condition((1,), ("",))
+    condition: AnyCondition = ClassCondition((1,), ("",))
     if model.condition == "text":
         condition = TextCondition((torch.zeros(_PROMPT_ROWS, c.condition_size),), ("",))
     elif model.condition == "features":

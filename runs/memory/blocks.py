@@ -8,7 +8,7 @@ from ...networks.bitdance import BitDanceClass, BlockModel
 from ...networks.llama import cache_bytes
 from ...networks.ops import unpacking_bytes
 from ...samplers.blocks.settings import BlockSettings
-from ...samplers.conditioning import ClassOrPrompt, Condition, PromptCondition
+from ...samplers.conditioning import ClassCondition, ClassOrPrompt, PromptCondition
 from ...samplers.heads import MODULATION_BUDGET
 from ...samplers.noise import noise_bytes
 from . import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, weights_by_part
@@ -87,7 +87,7 @@ def estimate(
 
 def _prefix(model: BlockModel, condition: ClassOrPrompt) -> int:
     """Rows before the first block, of the longest condition."""
-    if model.condition == Condition.kind:
+    if model.condition == ClassCondition.kind:
         return cast(BitDanceClass, model.net).config.rows - 1
 
     assert isinstance(condition, PromptCondition), "a text model"

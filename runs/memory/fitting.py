@@ -16,7 +16,7 @@ from ...model_loaders.kinds import KINDS, dtypes_of
 from ...networks.llama import cache_bytes
 from ...networks.ops import quantize
 from ...networks.quantized import INT4, INT4_SMALL, INT8, QUANTISED
-from ...samplers.conditioning import Condition, FeatureCondition, PromptCondition
+from ...samplers.conditioning import ClassCondition, FeatureCondition, PromptCondition
 from ...samplers.tokens.cache_slots import serial_slots
 from ...samplers.tokens.par import PARSettings
 from ...samplers.tokens.settings import LlamaGenSettings
@@ -38,7 +38,7 @@ GUIDED = 2.0
 # Rows of a prompt: those of the longest text that LlamaGen was trained with.
 PROMPT_ROWS = 120
 # Rows of other conditions.
-_ROWS = {Condition.kind: 1, FeatureCondition.kind: SEMANTIC_SIDE**2}
+_ROWS = {ClassCondition.kind: 1, FeatureCondition.kind: SEMANTIC_SIDE**2}
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ def need(entry: hub.Entry, dtype: str) -> Need:
     return Need(weights, int(working))
 
 
-def _condition(model: Any) -> Condition | PromptCondition:
+def _condition(model: Any) -> ClassCondition | PromptCondition:
     """A condition of one image, of the longest prompt."""
     if model.condition == PromptCondition.kind:
         return PromptCondition(("word " * PROMPT_ROWS,))
-    return Condition((1,), ("",), "")
+    return ClassCondition((1,), ("",), "")
 
 
 def dtypes_for(entry: hub.Entry) -> tuple[str, ...]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from ...networks.hybrid import HybridModel
 from ...networks.mar import BUDGET, MARModel
 from ...networks.ops import unpacking_bytes
 from ...samplers.conditioning import ClassOrPrompt, PromptCondition
+from ...samplers.mar.conditions import prompt_tokens
 from ...samplers.mar.lazy.schedule import measuring_block
 from ...samplers.mar.lazy.settings import CacheSettings
 from ...samplers.mar.settings import MARBase
@@ -38,7 +42,7 @@ def estimate(
     # Kept during the whole generation.
     out = weights_by_part(model)
     if isinstance(condition, PromptCondition):
-        out[PROMPTS] = model.prompt_bytes(condition.prompt_tokens(model, settings.uses_guidance))
+        out[PROMPTS] = model.prompt_bytes(prompt_tokens(cast(HybridModel, model), condition, settings.uses_guidance))
     out[NOISE] = noise_bytes(images, settings.streams(), c.tokens * c.channels)
     if cache is not None:
         out[FEATURES] = feature_bytes(model, images, settings, cache)

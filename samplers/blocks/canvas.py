@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...networks.bitdance import BitDanceClass, BlockModel
 from ...reports.record import Clock
-from ..conditioning import ClassOrPrompt, Condition, expect_kind, expect_null_prompt
+from ..conditioning import ClassCondition, ClassOrPrompt, expect_kind, expect_null_prompt
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, start_report
 from ..noise import PairedNoise
@@ -177,7 +177,7 @@ def _inputs(model: BlockModel, condition: ClassOrPrompt, guided: bool, grid: tup
     Raises:
         UserError: the model cannot read the condition.
     """
-    if isinstance(condition, Condition):
+    if isinstance(condition, ClassCondition):
         net = cast(BitDanceClass, model.net)
         classes = net.config.condition_size
         labels = condition.class_ids(classes, model.label_set, net.compute_device)

@@ -4,6 +4,7 @@ The files in reading order:
 
 - ``settings.py``: the settings of MAR, and the settings that the other samplers share with MAR;
 - ``schedule.py``, ``order.py``: which tokens each AR step (pass) decides;
+- ``conditions.py``: how the network reads a condition;
 - ``tokens.py``, ``tables.py``, ``canvas.py``: the images, their tokens, and the steps of a token's diffusion;
 - ``transformer.py``: the look, which computes a condition for each token;
 - ``diffusion.py``: the draw, which samples tokens from their conditions;

@@ -27,6 +27,7 @@ from ..diffusion_steps import StepTable, noise_for_steps, step_table
 from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, Sampled, start_report
 from ..noise import PairedNoise
+from .conditions import read_condition
 from .order import Order
 from .settings import SAFE_FIRST_TIMESTEP, MARBase
 from .tables import Respacing, respacing
@@ -81,7 +82,7 @@ class MARCanvas(Canvas):
         model.net.begin_run()
         other = copy(self)
         other.model = model
-        other.conditioning = condition.conditioning(model, self.guided)
+        other.conditioning = read_condition(model, condition, self.guided)
         other.report = report
         return other
 
@@ -203,7 +204,7 @@ def mar_canvas(
     report = start_report(name, model, condition, settings, noise)
 
     clock = Clock(model.device)
-    conditioning = condition.conditioning(model, settings.uses_guidance)
+    conditioning = read_condition(model, condition, settings.uses_guidance)
 
     tokens = torch.zeros(len(condition), c.tokens, c.channels, device=model.device)
     regenerated = edit_latents = None

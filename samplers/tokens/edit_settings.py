@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..conditioning import LARGEST_FREEDOM, USUAL_FREEDOM
+from ..conditioning import USUAL_FREEDOM
 from ..settings import Settings, knob
+
+LARGEST_FREEDOM = 10.0
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from ...networks.llama import FEATURES, TEXT, Llama, TokenModel
 from ..conditioning import (
     KINDS,
     AnyCondition,
+    ClassCondition,
     CodeCondition,
-    Condition,
     FeatureCondition,
     ImagePromptCondition,
     PromptCondition,
@@ -86,7 +86,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
         expect_kind(condition, model.condition, model.name)
 
     # 3. Each kind of condition has its own packing function. Only a Janus reads prompts.
-    if isinstance(condition, Condition):
+    if isinstance(condition, ClassCondition):
         return _pack_labels(model, condition, device)
     if isinstance(condition, TextCondition | FeatureCondition):
         return _pack_features(model, condition, device)
@@ -113,7 +113,7 @@ def _features_for(model: TokenModel, condition: CodeCondition) -> FeatureConditi
 # ------------------------------------------------------------ one function for each kind of condition
 
 
-def _pack_labels(model: TokenModel, condition: Condition, device: torch.device) -> PreparedCondition:
+def _pack_labels(model: TokenModel, condition: ClassCondition, device: torch.device) -> PreparedCondition:
     """Class labels, one for each image."""
     return PreparedCondition(condition.class_ids(model.net.config.condition_size, model.label_set, device))
 

@@ -31,7 +31,7 @@ GOLDEN = Path(__file__).with_name("sockets.json")
 NAME = "sockets"  # of the block on the page
 
 CLASSES = [
-    conditioning.Condition,
+    conditioning.ClassCondition,
     sockets.LabelText,
     conditioning.PromptCondition,
     conditioning.ImagePromptCondition,

@@ -17,8 +17,8 @@ from fastar_nodes.nodes import caches, compare, conditioning, editing, samplers,
 from fastar_nodes.nodes import sample as sample_for_others
 from fastar_nodes.samplers.conditioning import (
     MAKERS,
+    ClassCondition,
     CodeCondition,
-    Condition,
     ImagePromptCondition,
     PromptCondition,
     TextCondition,
@@ -38,7 +38,10 @@ def value(kind: str, version: int = 1, **attributes: Any) -> Any:
 
 
 CONDITIONS = {
-    "class": (value("class", labels=[1, 2], names=["one", "two"], label_set=""), Condition((1, 2), ("one", "two"))),
+    "class": (
+        value("class", labels=[1, 2], names=["one", "two"], label_set=""),
+        ClassCondition((1, 2), ("one", "two")),
+    ),
     "label text": (value("label text", text="1, 2", repeat=2), sockets.LabelText("1, 2", 2)),
     "prompt": (value("prompt", texts=["a cat"]), PromptCondition(("a cat",))),
     "image prompt": (
@@ -131,7 +134,7 @@ REFUSED = {
         "this FastAR class lacks the attribute labels, a list of whole numbers from 0; report this to the author",
     ),
     "names are missing": (value("class", labels=[1]), "lacks the attribute names, a list of texts; report this"),
-    "a newer version": (replace(Condition((1,), ("x",))), "comes from a newer version of FastAR"),
+    "a newer version": (replace(ClassCondition((1,), ("x",))), "comes from a newer version of FastAR"),
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
         SimpleNamespace(kind="class", labels=[1], names=["x"]),
@@ -150,15 +153,15 @@ REFUSED = {
 def test_what_is_not_as_the_page_says_is_refused_in_a_sentence(what, monkeypatch):
     given, words = REFUSED[what]
     if what == "a newer version":
-        monkeypatch.setattr(Condition, "fastar_version", 2)
+        monkeypatch.setattr(ClassCondition, "fastar_version", 2)
     with pytest.raises(UserError, match=f"^condition: .*{words}"):
         sample(samplers.MARSampler, model=a_mar(), condition=given)
 
 
 def test_lists_in_a_condition_of_our_class_become_tuples():
     """A pack may make one of ours with lists, of which the sampler takes the images of a batch."""
-    made = sockets.expect_condition(Condition([1, 2], ["one", "two"]), "Class Label")
-    assert made == Condition((1, 2), ("one", "two")) and made.for_images([1]) == Condition((2,), ("two",))
+    made = sockets.expect_condition(ClassCondition([1, 2], ["one", "two"]), "Class Label")
+    assert made == ClassCondition((1, 2), ("one", "two")) and made.for_images([1]) == ClassCondition((2,), ("two",))
 
 
 STEP = np.zeros((1, 8, 8), np.int32)
@@ -401,7 +404,9 @@ def registered(taken: str = "") -> tuple[str, str]:
 
 def test_other_packs_import_the_copy_that_comfyui_runs():
     told, log = registered()
-    assert told == "{'fastar_nodes'} <class 'fastar_nodes.samplers.conditioning.Condition'>\n" and "FastAR" not in log
+    assert (
+        told == "{'fastar_nodes'} <class 'fastar_nodes.samplers.conditioning.ClassCondition'>\n" and "FastAR" not in log
+    )
 
 
 @pytest.mark.slow

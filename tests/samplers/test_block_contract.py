@@ -15,7 +15,7 @@ from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.blocks.bitdance import BlockLook, bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
-from fastar_nodes.samplers.conditioning import Condition, PromptCondition, from_ids
+from fastar_nodes.samplers.conditioning import ClassCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from small_settings import BLOCKS, small
@@ -232,7 +232,7 @@ def test_an_evaluation_makes_the_host_wait_for_nothing(case):
 def test_bad_conditions_say_so(case):
     _, model, _ = CASES[case]
     wrong = from_ids((5,)) if model.condition == "class" else from_ids((1,))
-    for condition in (wrong, Condition((), ()) if model.condition == "class" else PromptCondition(())):
+    for condition in (wrong, ClassCondition((), ()) if model.condition == "class" else PromptCondition(())):
         with pytest.raises(UserError, match="^condition"):
             finish(start(case, range(len(condition)), condition=condition))
     with pytest.raises(UserError, match="^condition: it asks for 3 images, but the noise is for 2"):

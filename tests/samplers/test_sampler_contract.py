@@ -10,7 +10,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import COUNTS, PLAIN, REDONE
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.conditioning import Condition, from_ids
+from fastar_nodes.samplers.conditioning import ClassCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.noise import PairedNoise
@@ -187,7 +187,7 @@ def test_too_many_steps_and_bad_labels_say_so(case):
     for field, chosen, condition in (
         ("steps", many, from_ids((1,))),
         ("condition: label 5 ", settings, from_ids((5,))),
-        ("condition", settings, Condition((), ())),
+        ("condition", settings, ClassCondition((), ())),
         ("condition", settings, from_ids((1, 2))),
     ):
         with pytest.raises(UserError, match=f"^{field}"):

@@ -10,7 +10,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.runs.registry import JANUS, SAMPLERS
 from fastar_nodes.runs.registry import TAR as TAR_FAMILY
-from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_ids
+from fastar_nodes.samplers.conditioning import ClassCondition, TextCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.settings import knobs
 from fastar_nodes.samplers.tokens.mulosd.settings import ONE_BY_ONE, SUFFIX
@@ -256,7 +256,7 @@ def test_wrong_input_says_so(case):
     kind, one = model.net.config.condition, TokenNoise(1, (0,))
     other = TextCondition((torch.zeros(2, 6),), ("",)) if kind != "text" else from_ids((1,))
     wrong = [(what_of(model, (0, 1, 2)), one), (other, one)]
-    wrong += [(from_ids((5,)), one), (Condition((), ()), TokenNoise(1, ()))] if kind == "class" else []
+    wrong += [(from_ids((5,)), one), (ClassCondition((), ()), TokenNoise(1, ()))] if kind == "class" else []
     for what, draws in wrong:
         with pytest.raises(UserError, match="^(condition|label)"):
             next(sampler(model, what, chosen, draws, **more))

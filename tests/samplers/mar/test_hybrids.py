@@ -12,6 +12,7 @@ from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
+from fastar_nodes.samplers.mar.conditions import read_condition
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import respacing
 from fastar_nodes.samplers.noise import PairedNoise
@@ -100,7 +101,7 @@ def test_conditions_that_cannot_be_read_are_refused(model, condition, says):
 
 
 def test_appended_tokens_equal_a_full_pass_where_raster_order_is_the_same(hybrid):
-    rows, net = PROMPTS.conditioning(hybrid, True), hybrid.hybrid
+    rows, net = read_condition(hybrid, PROMPTS, True), hybrid.hybrid
     tokens, known, new = torch.randn(2, 16, 4), torch.tensor([[1, 4], [0, 2]]), torch.tensor([[5, 9], [3, 15]])
     both = torch.cat([known, new], 1)
     encoded = net.mar.encode(tokens, both, rows.vectors(True))

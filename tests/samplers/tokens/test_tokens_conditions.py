@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.conditioning import CodeCondition, Condition, FeatureCondition, TextCondition, from_ids
+from fastar_nodes.samplers.conditioning import ClassCondition, CodeCondition, FeatureCondition, TextCondition, from_ids
 from fastar_nodes.samplers.tokens.prepare import prepare
 from tokens_reference import tiny_gpt
 
@@ -39,7 +39,7 @@ def test_labels_pass_as_they_are():
         ("features", CodeCondition((torch.tensor([1]),), ("",)), "condition: .* semantic codes"),
         ("features", FeatureCondition(features(3, 4), ("", "")), "condition: .* codes, 3 to 4;"),
         ("features", FeatureCondition(features(50), ("",)), "condition: 50 codes are too many for tiny .* at most 49"),
-        ("class", Condition((9,), ("nine",)), "label 9 "),
+        ("class", ClassCondition((9,), ("nine",)), "label 9 "),
     ],
 )
 def test_what_does_not_fit_is_refused(kind, condition, found):
@@ -62,4 +62,4 @@ def test_a_grid_that_leaves_no_room_for_any_code_is_blamed_itself():
 def test_labels_of_another_list_are_refused():
     model = dataclasses.replace(tiny_gpt(), label_set="picture-book")
     with pytest.raises(UserError, match="labels are from the list imagenet-1k, .* picture-book"):
-        prepare(model, Condition((1,), ("tench",), "imagenet-1k"), CPU)
+        prepare(model, ClassCondition((1,), ("tench",), "imagenet-1k"), CPU)
