@@ -26,16 +26,53 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UserError, not_finite
 from ..networks import ops
+from ..networks.speed import Recordable
 from ..networks.torch_state import own_state
 from ..reports.record import GIVEN, PAUSE, PLAIN, Clock, Report, dtype_of
+from .conditioning import AnyCondition
+
+
+class Model(Protocol):
+    """What the engine reads from a model, of any family."""
+
+    @property
+    def name(self) -> str:
+        """The name in messages and reports."""
+
+    @property
+    def net(self) -> Recordable:
+        """The network."""
+
+    @property
+    def parts(self) -> Mapping[str, nn.Module]:
+        """All weights, in modules with names."""
+
+    @property
+    def note(self) -> str:
+        """A remark for the report, or ""."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which the network runs."""
+
+
+class Noise(Protocol):
+    """What the engine reads from the random numbers for B images: :class:`.PairedNoise` or, for a token model,
+    :class:`.TokenNoise`.
+    """
+
+    seed: int | None  # None if the numbers do not come from a seed
+
+    def __len__(self) -> int:
+        """Number of images, B."""
 
 
 @dataclass(eq=False)
@@ -93,6 +130,7 @@ class Verdict(NamedTuple):
 
 
 R = TypeVar("R")
+S = TypeVar("S")
 Sampler: TypeAlias = Generator[Step, None, Sampled]
 Look: TypeAlias = Callable[[int, Tensor], Tensor]
 Draw: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
@@ -108,9 +146,9 @@ class Canvas:
     the condition before it creates the canvas.
     """
 
-    model: Any  # the model that generates the images
-    settings: Any
-    noise: Any  # random numbers for B images: TokenNoise for a token model, else PairedNoise
+    model: Model  # the model that generates the images
+    settings: Any  # the settings of the sampler; each sampler reads the fields of its own class
+    noise: Noise
     grid: tuple[int, int]  # h, w
     # The values of the cells, [B, L, ...]. A token model has one more cell at the end, which no image shows. If a pass
     # decides fewer cells in one image than in another, the entries that pad the shorter list write to this cell.
@@ -201,9 +239,12 @@ class Canvas:
     # The caller may change these tensors, so they must not be inference tensors.
     @torch.inference_mode(False)
     @torch.no_grad()
-    def view(self) -> tuple[Tensor, Tensor]:
-        """The latents or codes so far, and which tokens are decided; see :data:`View`."""
-        decided = self.decided
+    def view(self, drafted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The latents or codes so far, and which tokens are decided; see :data:`View`.
+
+        ``drafted``: bool [B, L], cells whose values are drafts. They count as decided. None if there are none.
+        """
+        decided = self.decided if drafted is None else self.decided | drafted
         return self.partial_latents(decided), decided.view(-1, *self.grid)
 
     def yield_step(self, done: int, view: View | None = None) -> Iterator[Step]:
@@ -230,13 +271,13 @@ class Canvas:
             UserError: the latents, or norms that :meth:`watch` stored, are NaN or infinite.
         """
         # 1. The maps of the report.
-        step = self.decided_in_pass[:, : self.cells]
+        decided_in_pass = self.decided_in_pass[:, : self.cells]
         outcome = self.outcome[:, : self.cells]
         if self.regenerated is not None:
-            step = torch.where(self.regenerated, step, -1)
+            decided_in_pass = torch.where(self.regenerated, decided_in_pass, -1)
             outcome = torch.where(self.regenerated, outcome, GIVEN)
-        for name, values in (("step", step), ("outcome", outcome)):
-            self.report.maps[name] = values.unflatten(1, self.grid).cpu().numpy()
+        self.report.maps["step"] = decided_in_pass.unflatten(1, self.grid).cpu().numpy()
+        self.report.maps["outcome"] = outcome.unflatten(1, self.grid).cpu().numpy()
 
         # 2. The result.
         latents = self.partial_latents(self.decided)
@@ -287,7 +328,7 @@ def run_passes(
         yield from yield_step(done)
 
 
-def finish(sampler: Generator[Any, None, R], callback: Callable[[Any], object] | None = None) -> R:
+def finish(sampler: Generator[S, None, R], callback: Callable[[S], object] | None = None) -> R:
     """Run a sampler to its end, call ``callback`` with every step, and return the sampler's result."""
     with closing(sampler):
         while True:
@@ -300,7 +341,7 @@ def finish(sampler: Generator[Any, None, R], callback: Callable[[Any], object] |
                 callback(step)
 
 
-def start_report(name: str, model: Any, condition: Any, settings: Any, noise: Any) -> Report:
+def start_report(name: str, model: Model, condition: AnyCondition, settings: Any, noise: Noise) -> Report:
     """Start the report of a run.
 
     ``name``: the sampler's name. The other arguments are the sampler's arguments of the same names.
@@ -320,7 +361,7 @@ def start_report(name: str, model: Any, condition: Any, settings: Any, noise: An
     return report
 
 
-def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
+def new_report(name: str, model: Model, settings: Any, noise: Noise) -> Report:
     """Start the report of a run without a condition; otherwise the same as :func:`start_report`."""
     report = Report(name, model.name, asdict(settings), noise.seed, len(noise), model.device.type)
     report.remark(model.note, ops.remark(*model.parts.values(), operations=model.net.operations))
@@ -328,6 +369,6 @@ def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
     return report
 
 
-def remark_draft(report: Report, draft: Any) -> None:
+def remark_draft(report: Report, draft: Model) -> None:
     """At the end of a run, add the remarks about a draft model to the report, except remarks that it already has."""
     report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text and text not in report.note))

@@ -41,6 +41,8 @@ class BlockCanvas(Canvas):
     guidance have identical values at the tokens that an edit fixes.
     """
 
+    model: BlockModel
+    noise: PairedNoise
     order: Tensor = field(kw_only=True)  # int64 [L] on the device: the cell of each token, in token order
     # The tokens that the transformer reads, fp32 [R, L, C], in token order; 0 where undecided. ``values`` holds only
     # the images' tokens. In blocks with guidance scale 1, the null branch has its own tokens.

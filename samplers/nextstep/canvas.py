@@ -43,6 +43,8 @@ class Branches(NamedTuple):
 class NextStepCanvas(Canvas):
     """The tokens of B images, fp32 [B, L, T]; 0 where undecided. All branches of guidance read the same tokens."""
 
+    model: NextStepModel
+    noise: PairedNoise
     branches: Branches = field(kw_only=True)
     scales: Tensor = field(init=False)  # guidance scales of the cells, fp32 [L, 1 or 2]
     sampled_cells: list[int] = field(init=False)  # the cells that are sampled in at least one image

@@ -37,6 +37,8 @@ class TokenCanvas(Canvas):
     image with fewer decided cells. No result depends on cell L. Cells that are not decided may hold drafts.
     """
 
+    model: TokenModel | TarModel
+    noise: TokenNoise
     phases: tuple[str, str] = ("transformer", "sampling")
     sampling: TokenSampling = field(kw_only=True)  # the settings; a published value replaces every None
     # The tokens that an edit fixes, int64 [B, L + 1]; -1 at all other cells. None without an edit.
