@@ -39,7 +39,7 @@ class _RecordedCanvas(MARCanvas):
 
     recorded: Respacing = field(kw_only=True)
 
-    def respacing(self, count: int) -> Respacing:
+    def respaced_diffusion(self, count: int) -> Respacing:
         return self.recorded
 
 

@@ -28,7 +28,7 @@ from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, Sampled, start_report
 from ..noise import PairedNoise
 from .conditions import read_condition
-from .order import Order
+from .order import Order, make_order
 from .settings import SAFE_FIRST_TIMESTEP, MARBase
 from .tables import Respacing, respacing
 from .tokens import StreamNoise, Tokens
@@ -54,9 +54,6 @@ class MARCanvas(Canvas):
     # limit it. The noise has an entry for every step of MAR's diffusion, so it is identical to MAR's noise.
     noise_timestep: int = field(init=False)
 
-    # State of CSpD, bool [B, L]: the positions that have received drafts since CSpD last discarded drafts. A position
-    # stays True after its draft has been verified.
-    drafted: Tensor = field(init=False)
     # State of LazyMAR, int32 [B, L]: how many passes took a token's row in the decoder from the token cache. None
     # without this cache.
     cached: Tensor | None = field(default=None, init=False)
@@ -66,7 +63,6 @@ class MARCanvas(Canvas):
         settings = self.settings
         self.total = self.order.steps
         self.guided = settings.uses_guidance
-        self.drafted = torch.zeros_like(self.outcome, dtype=torch.bool)
 
         self.noise_timestep = settings.t_max or self.model.first_timestep(settings.diffusion_steps)
         self.first_timestep = self.noise_timestep
@@ -77,7 +73,7 @@ class MARCanvas(Canvas):
         """A canvas of the same images for a different model. ``report`` counts this model's work.
 
         ``condition``: the condition as this model reads it. The two canvases share everything else, such as the tokens,
-        the drafts, the measured seconds, and the timestep at which the diffusion starts.
+        the measured seconds, and the timestep at which the diffusion starts.
         """
         model.net.begin_run()
         other = copy(self)
@@ -85,11 +81,6 @@ class MARCanvas(Canvas):
         other.conditioning = read_condition(model, condition, self.guided)
         other.report = report
         return other
-
-    @property
-    def decided(self) -> Tensor:
-        """The positions that have a value, bool [B, L]: a sampled token, a token outside an edit's mask, or a draft."""
-        return super().decided | self.drafted
 
     def to_latents(self, values: Tensor) -> Tensor:
         """Turn tokens, fp32 [B, L, c], into latents, fp32 [B, C, H, W]. In an edit, the latents outside the mask
@@ -112,26 +103,17 @@ class MARCanvas(Canvas):
             self.report.add(cached_tokens=int(cached.sum()))
         return super().finish()
 
-    # --- the drafts of CSpD
-
-    def draft(self, positions: Tensor, values: Tensor) -> None:
-        """Write the drafts ``values``, fp32 [B, n, c], at ``positions``, int64 [B, n]. These must be undecided."""
-        self.drafted.scatter_(1, positions, True)
-        self.values.scatter_(1, positions[..., None].expand_as(values), values)
-
-    def discard_drafts(self) -> None:
-        """Mark all positions as not drafted. The values of the drafts stay until other values replace them."""
-        self.drafted.fill_(False)
-
     # --- the diffusion of a token
 
-    def respacing(self, count: int) -> Respacing:
+    def respaced_diffusion(self, count: int) -> Respacing:
         """The coefficients of a diffusion in at most ``count`` steps; see :func:`.tables.respacing`."""
         return respacing(count, self.first_timestep, self.model.max_beta)
 
     def step_table(self, count: int) -> StepTable:
-        """The steps of :meth:`respacing`, on the device. As in the published code, the last step adds no noise."""
-        respaced = self.respacing(count)
+        """The steps of :meth:`respaced_diffusion`, on the device. As in the published code, the last step adds no
+        noise.
+        """
+        respaced = self.respaced_diffusion(count)
         return step_table(respaced.without_last_noise, self.time_embeddings(respaced))
 
     @torch.no_grad()
@@ -157,10 +139,9 @@ class MARCanvas(Canvas):
         steps = self.noise.step_noise(stream, count, c.tokens, c.channels)
         return StreamNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
 
-    def batch(
-        self, table: StepTable, tokens: Tokens, z: Tensor, noise: StreamNoise, step: int | None = None
-    ) -> DiffusionBatch:
-        """A batch for the diffusion of N tokens, in their states before the first diffusion step of ``table``.
+    def batch(self, table: StepTable, tokens: Tokens, z: Tensor, noise: StreamNoise) -> DiffusionBatch:
+        """A batch for the diffusion of N tokens, in their states before the first diffusion step of ``table``. Each
+        token gets the guidance scale of the AR step that decides it.
 
         Args:
             table: the diffusion steps to take.
@@ -168,15 +149,12 @@ class MARCanvas(Canvas):
             z: the conditions z of the n positions in each image from which the tokens were chosen, [P, B, n, C]; C is
                 the transformer's width.
             noise: noise of all tokens of the images; it may have more diffusion steps than ``table``.
-            step: the AR step whose guidance scale all tokens get. None: each token gets the guidance scale of the AR
-                step that decides it.
         """
         image, position = tokens.index
         of_tokens = z.flatten(1, 2) if tokens.column is None else z[:, image, tokens.column]  # [P, N, C]
-        cfg = self.order.scale[tokens.index][:, None]
         return DiffusionBatch(
             z=of_tokens,
-            cfg=cfg if step is None else torch.full_like(cfg, self.order.cfg[step]),
+            cfg=self.order.scale[tokens.index][:, None],
             x=noise.start[tokens.index],
             noise=noise_for_steps(noise.steps[:, image, position], len(table.times)),
             table=table,
@@ -216,7 +194,7 @@ def mar_canvas(
     # In the published code, the last entry of a random order is decided first. FastAR reverses the orders here, so
     # everywhere else the first entry is decided first.
     random_orders = noise.orders(c.tokens).flip(1)
-    order = Order(settings.orders(random_orders).to(model.device), settings, regenerated)
+    order = make_order(settings.orders(random_orders).to(model.device), settings, regenerated)
     return MARCanvas(
         model,
         settings,

@@ -1,13 +1,14 @@
 """Which tokens each AR step decides, and with which guidance scale.
 
-Source: Li et al. 2024 (arXiv 2406.11838), section 3. :class:`Order` combines the orders and the numbers of tokens that
-``schedule.py`` computes. Shapes: B images of L tokens. A position is the index of a token in its image, counted row by
-row.
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. :func:`make_order` combines the orders and the numbers of tokens
+that ``schedule.py`` computes. Shapes: B images of L tokens. A position is the index of a token in its image, counted
+row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,58 +17,37 @@ from ...networks.torch_state import to_device
 from .settings import MARBase
 
 
+@dataclass(frozen=True, eq=False)
 class Order:
     """Which positions each AR step decides, and with which guidance scale. Both are known before the first AR step.
 
-    Args:
-        orders: int64 [B, L], the positions of each image in the order in which they are to be decided.
-        settings: the settings that determine the number of AR steps and the guidance scales.
-        regenerated: bool [B, L], in an edit, the positions to decide; their number is the same in every image. The
-            other positions are *fixed*: they count as decided before the first AR step. None to decide all positions.
+    In an edit, the positions outside the mask are *fixed*: they count as decided before the first AR step.
     """
 
-    steps: int  # AR steps
     # One entry for each AR step, the same for all images:
-    count_before: list[int]  # number of positions decided before the AR step, including fixed positions
-    sizes: list[int]  # number of positions that the AR step decides
-    cfg: list[float]  # guidance scale
+    count_before: tuple[int, ...]  # number of positions decided before the AR step, including fixed positions
+    sizes: tuple[int, ...]  # number of positions that the AR step decides
+    cfg: tuple[float, ...]  # guidance scale
     decision_order: Tensor  # int64 [B, L], the positions in the order of their decision; fixed positions first
-    scale: Tensor  # fp32 [B, L], the guidance scale of every position
+    scale: Tensor  # fp32 [B, L], the guidance scale of every position; 1 at fixed positions, where it has no effect
 
-    def __init__(self, orders: Tensor, settings: MARBase, regenerated: Tensor | None = None):
-        tokens = orders.shape[1]
-        fixed_count = 0 if regenerated is None else tokens - int(regenerated[0].sum())
-        masked_counts = settings.masked_after_steps(tokens, regenerated if fixed_count else None)
-        count_after = [tokens - masked for masked in masked_counts]
-        self.steps = len(count_after)
-        self.count_before = [fixed_count, *count_after[:-1]]
-        self.sizes = [after - before for before, after in zip(self.count_before, count_after, strict=True)]
-
-        self.cfg = [settings.cfg] * self.steps
-        if settings.cfg_schedule == "linear":
-            # In the published code, 1 token still counts as masked after the last AR step. So linear guidance ends
-            # slightly below cfg.
-            self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in masked_counts]
-
-        self.decision_order = orders if regenerated is None else moved_to_front(orders, ~regenerated)
-        # Fixed positions are not sampled, so their scale of 1 has no effect.
-        scale_in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([fixed_count, *self.sizes]))
-        self._set_scale(to_device(scale_in_order, orders.device).expand_as(orders))
-
-    def _set_scale(self, scale_in_order: Tensor) -> None:
-        """Set :attr:`scale` from the guidance scales in the order of decision, fp32 [B, L]."""
-        self.scale = torch.empty_like(scale_in_order).scatter(1, self.decision_order, scale_in_order)
+    @property
+    def steps(self) -> int:
+        """Number of AR steps."""
+        return len(self.sizes)
 
     @property
     def plan(self) -> dict[int, Tensor]:
         """The positions that each AR step decides, int64 [B, n], by the index of the AR step."""
         return {step: self.positions_from(step) for step in range(self.steps)}
 
-    def positions_from(self, step: int, steps: int = 1) -> Tensor:
-        """The positions that AR step ``step`` and the ``steps - 1`` AR steps after it decide, int64 [B, M], in the
-        order of decision. AR steps after the last one decide none.
+    def positions_from(self, step: int, count: int = 1) -> Tensor:
+        """The positions that ``count`` AR steps from ``step`` on decide, int64 [B, M], in the order of decision. AR
+        steps after the last one decide none.
         """
-        return self.next_positions(step, sum(self.sizes[step : step + steps]))
+        start = self.count_before[step]
+        stop = start + sum(self.sizes[step : step + count])
+        return self.decision_order[:, start:stop]
 
     def decided_before(self, step: int) -> Tensor:
         """The positions decided before AR step ``step``, int64 [B, K], ascending."""
@@ -96,28 +76,39 @@ class Order:
         padded_last = torch.where(mask, decided, last + 1).sort(dim=1).values
         return padded_last.clamp(max=last), mask
 
-    def next_positions(self, step: int, count: int) -> Tensor:
-        """The first ``count`` positions that are undecided before AR step ``step``, int64 [B, M]; fewer if fewer are
-        left.
-        """
-        start = self.count_before[step]
-        return self.decision_order[:, start : start + count]
 
-    def choose(self, step: int, positions: Tensor) -> None:
-        """Let AR step ``step`` decide ``positions``, int64 [B, n]. They must be undecided, and n must be the size of
-        the AR step. All other undecided positions keep their order.
+def make_order(orders: Tensor, settings: MARBase, regenerated: Tensor | None = None) -> Order:
+    """Divide the positions of the images among the AR steps.
 
-        This is for methods that choose the positions of an AR step from :meth:`next_positions`. FastAR has no such
-        sampler, but CONTRIBUTING.md has an example.
-        """
-        scale_in_order = self.scale.gather(1, self.decision_order)
-        start = self.count_before[step]
-        undecided = self.decision_order[:, start:]
-        chosen = torch.zeros_like(self.decision_order, dtype=torch.bool).scatter(1, positions, True)
-        others = moved_to_front(undecided, ~chosen)[:, : undecided.shape[1] - self.sizes[step]]
+    Args:
+        orders: int64 [B, L], the positions of each image in the order in which they are to be decided.
+        settings: the settings that determine the number of AR steps and the guidance scales.
+        regenerated: bool [B, L], in an edit, the positions to decide; their number is the same in every image. The
+            other positions are fixed. None to decide all positions.
+    """
+    tokens = orders.shape[1]
+    fixed_count = 0 if regenerated is None else tokens - int(regenerated[0].sum())
 
-        self.decision_order = torch.cat([self.decision_order[:, :start], positions, others], 1)
-        self._set_scale(scale_in_order)
+    # 1. How many positions each AR step decides.
+    masked_counts = settings.masked_after_steps(tokens, regenerated if fixed_count else None)
+    count_after = [tokens - masked for masked in masked_counts]
+    count_before = [fixed_count, *count_after[:-1]]
+    sizes = [after - before for before, after in zip(count_before, count_after, strict=True)]
+
+    # 2. The guidance scale of each AR step.
+    cfg = [settings.cfg] * len(sizes)
+    if settings.cfg_schedule == "linear":
+        # In the published code, 1 token still counts as masked after the last AR step. So linear guidance ends slightly
+        # below cfg.
+        cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in masked_counts]
+
+    # 3. The guidance scale of each position, first in the order of decision, and then by position.
+    decision_order = orders if regenerated is None else moved_to_front(orders, ~regenerated)
+    scale_of_steps = torch.tensor([1.0, *cfg]).repeat_interleave(torch.tensor([fixed_count, *sizes]))
+    scale_in_order = to_device(scale_of_steps, orders.device).expand_as(orders)
+    scale = torch.empty_like(scale_in_order).scatter(1, decision_order, scale_in_order)
+
+    return Order(tuple(count_before), tuple(sizes), tuple(cfg), decision_order, scale)
 
 
 def moved_to_front(order: Tensor, mask: Tensor) -> Tensor:

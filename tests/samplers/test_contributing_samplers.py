@@ -1,5 +1,6 @@
 """The two samplers in CONTRIBUTING, "A new sampler", run as they stand there."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ import torch
 from fastar_nodes.networks.torch_state import in_own_state
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import canvas, mar
-from fastar_nodes.samplers.mar.settings import DiSASettings, MARSettings
+from fastar_nodes.samplers.mar import canvas, mar, order
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knob
 from fastar_nodes.samplers.tokens import checks, decode, llamagen, schedule, settings
@@ -25,11 +26,6 @@ from tokens_reference import condition_of
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## A new sampler\n")[2].partition("\n## ")[0]
 OF_TOKENS, OF_MAR = (dedent(code) for code in re.findall(r"```python\n(.*?)```", SECTION, re.S))
-
-
-@dataclass(frozen=True)
-class MySurestSettings(DiSASettings):
-    candidates: int = knob(2, "Candidates of a token.", low=1, high=16, step=1)
 
 
 def run(code: str, *modules: Any, **more: Any) -> dict[str, Any]:
@@ -56,14 +52,15 @@ def test_the_schedule_of_tokens():
     assert fast.report.counts["transformer_passes"] == 6, "16 cells, 3 in a pass"
 
 
-def test_the_loop_of_masked_tokens():
-    made = run(OF_MAR, canvas, mar, MySurestSettings=MySurestSettings, my_certainty=lambda z: z.float().norm(dim=-1))
+def test_the_order_of_masked_tokens():
+    made = run(OF_MAR, canvas, mar, order, MARSettings=MARSettings, math=math)
+    middle, kind = made["my_middle"], made["MyMiddleSettings"]
     condition, noise = from_ids((1, 4)), PairedNoise(5, (0, 1))
+
     plain = finish(mar.mar(masked.MODEL, condition, MARSettings(**masked.FEW), noise))
-    one, two = (
-        finish(made["my_surest"](masked.MODEL, condition, MySurestSettings(**masked.FEW, candidates=n), noise))
-        for n in (1, 2)
-    )
-    assert torch.equal(one.latents, plain.latents)
-    assert (two.report.maps["step"] != plain.report.maps["step"]).any()
-    masked.expect_equations(MySurestSettings(**masked.FEW), two, labels=(1, 4))
+    exact, framed = (finish(middle(masked.MODEL, condition, kind(**masked.FEW, margin=n), noise)) for n in (0, 1))
+    assert torch.equal(exact.latents, plain.latents)
+
+    when = framed.report.maps["step"]
+    assert when[:, 1:-1, 1:-1].max() <= when[:, 0].min() and (when != plain.report.maps["step"]).any()
+    masked.expect_equations(kind(**masked.FEW, margin=1), framed, labels=(1, 4))

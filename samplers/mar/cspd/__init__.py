@@ -15,6 +15,7 @@ mode is a class whose method ``segment`` drafts and verifies a segment (``mode.p
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -181,5 +182,5 @@ def speculate(canvas: MARCanvas, transformer: Transformer, prefill_diffusion: Di
         for verdict in mode.segment(step):
             canvas.decide(*verdict)
             step += 1
-            yield from canvas.yield_step(step)
+            yield from canvas.yield_step(step, partial(canvas.view, mode.drafter.drafted))
     return canvas.finish()

@@ -82,7 +82,7 @@ class Paths(NamedTuple):
 
 def table_with_last_std(canvas: MARCanvas) -> diffusion_steps.StepTable:
     """The diffusion steps for :func:`sample_paths`. Here the last step has a std too; :class:`Paths` says why."""
-    respaced = canvas.respacing(canvas.settings.diffusion_steps)
+    respaced = canvas.respaced_diffusion(canvas.settings.diffusion_steps)
     return diffusion_steps.step_table(respaced.steps, canvas.time_embeddings(respaced))
 
 
@@ -115,6 +115,10 @@ class MARDrafter:
     uses the target's noise and diffusion steps.
     """
 
+    # The positions that have received drafts since the last call of :meth:`discard_drafts`, bool [B, L]. A position
+    # stays True after its draft has been verified.
+    drafted: Tensor
+
     def __init__(
         self,
         canvas: MARCanvas,
@@ -127,6 +131,7 @@ class MARDrafter:
         report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
 
         self.target = canvas
+        self.drafted = torch.zeros_like(canvas.outcome, dtype=torch.bool)
         self.canvas = canvas.with_model(model, condition, report)
         self.table = table_with_last_std(self.canvas)
         self.transformer = make_transformer(self.canvas)
@@ -143,13 +148,19 @@ class MARDrafter:
         with canvas.clock.phase("draft"):
             z = self.transformer(step, positions)
             paths = sample_paths(canvas, canvas.batch(self.table, tokens, z, noise), self.adds_last_noise)
-            self.target.draft(positions, paths.tokens.view(*positions.shape, -1))
+            drafts = paths.tokens.view(*positions.shape, -1)
+            self.target.values.scatter_(1, positions[..., None].expand_as(drafts), drafts)
+            self.drafted.scatter_(1, positions, True)
 
         self._move_counts()
         return paths
 
-    def discard_features(self) -> None:
-        """Discard cached features that the transformer computed from drafts which the target has since replaced."""
+    def discard_drafts(self) -> None:
+        """Discard all drafts, because the target has rejected one of them. Their values stay on the canvas until other
+        values replace them. Features that the transformer has cached are discarded too, because it computed them from
+        drafts.
+        """
+        self.drafted.fill_(False)
         self.transformer.discard_features()
 
     def _move_counts(self) -> None:

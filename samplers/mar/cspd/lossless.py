@@ -67,8 +67,7 @@ class Lossless(Mode):
             # 3. If a draft is rejected, discard all later drafts.
             has_rejected = not accepted.all()
             if has_rejected:
-                self.drafter.discard_features()
-                canvas.discard_drafts()
+                self.drafter.discard_drafts()
             yield Verdict(positions, values, step, outcome)
             if has_rejected:
                 break

@@ -101,8 +101,7 @@ class Paper(Mode):
             # 4. If a draft is rejected, discard all later drafts.
             any_rejection = decided.has_rejection.any()
             if any_rejection:
-                self.drafter.discard_features()
-                self.canvas.discard_drafts()
+                self.drafter.discard_drafts()
             yield decided.verdict
             if any_rejection:
                 return

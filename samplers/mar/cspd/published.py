@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -79,7 +80,8 @@ class Published(Mode):
         with canvas.clock.phase("transformer"):
             z = self.transformer(first, positions)
         with canvas.clock.phase("head"):
-            batch = canvas.batch(self.table, tokens, z, self.target_noise, step=last)
+            batch = canvas.batch(self.table, tokens, z, self.target_noise)
+            batch = replace(batch, cfg=torch.full_like(batch.cfg, order.cfg[last]))
             target = sample_paths(canvas, batch, adds_last_noise=False)
 
             # Accept drafts, and resample the rejected tokens.
@@ -91,7 +93,7 @@ class Published(Mode):
 
         accepted = verified.accepted.view(positions.shape)
         if not accepted.all():
-            self.drafter.discard_features()
+            self.drafter.discard_drafts()
         when = [torch.full_like(order.positions_from(step), step, dtype=torch.int32) for step in range(first, last + 1)]
         values = verified.values.view(*positions.shape, -1)
         return Verdict(positions, values, torch.cat(when, 1), self.count_outcomes(accepted))

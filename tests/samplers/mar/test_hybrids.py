@@ -177,7 +177,7 @@ def test_a_model_samples_with_its_own_largest_beta(hybrid, plain):
     made, other = (sampled(model, t_max=999).latents for model in (capped, hybrid))
     assert (made - other).abs().max() > 1e-2
     for model, beta in ((capped, 0.2), (hybrid, 0.999)):
-        assert canvas_of(model, t_max=999).respacing(4).steps == respacing(4, 999, beta).steps
+        assert canvas_of(model, t_max=999).respaced_diffusion(4).steps == respacing(4, 999, beta).steps
 
 
 def test_the_first_timestep_follows_the_diffusion(hybrid):
@@ -193,7 +193,7 @@ def test_all_tables_of_a_run_start_where_the_settings_diffusion_steps_say(hybrid
     for steps, highest in ((100, 999), (50, 950)):
         canvas = canvas_of(harmon, diffusion_steps=steps)
         for count in (10, 50, 100):
-            assert canvas.respacing(count).timestep_map.max() == highest, (steps, count)
+            assert canvas.respaced_diffusion(count).timestep_map.max() == highest, (steps, count)
 
 
 def test_no_row_is_computed_twice(hybrid, plain):
