@@ -47,7 +47,7 @@ class Gaussian(NamedTuple):
     mean: Tensor
     log_std: Tensor
 
-    def rows(self, *index: Tensor) -> Gaussian:
+    def at(self, *index: Tensor) -> Gaussian:
         """The distributions with the indices ``index``, one tensor for each dimension."""
         return Gaussian(self.mean[index], self.log_std[index])
 

@@ -17,10 +17,7 @@ later drafts, because they started from a wrong state. The noise and the uniform
 did not affect any accepted step. The next window uses them again, so images of one seed stay similar. The coupling
 accepts or rejects a whole row at once, because the head reads all tokens of a block together.
 
-The last step of most diffusions adds no noise. Its result is then the mean of the head's kernel, whether the draft is
-accepted or not. If the head's variances are learned (MAR), the report counts this step, because in CSpD a draft model
-may have drafted all steps of a token. It counts the step as accepted if the draft equals the mean. If the variances are
-fixed, the report does not count this step. A last step with noise is verified and counted like every other step.
+``step_equations.py`` has the equations of the steps, and the rules for a last step without noise.
 
 In an edit, the fixed tokens of a block follow a path of their own (:class:`.FixedTokens`). Their drafts follow the same
 path, so these tokens cannot cause a rejection.
@@ -32,7 +29,6 @@ it found none, the coupling tries batches of proposals. After each batch, the ho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -45,9 +41,9 @@ from ..networks.torch_state import to_device
 from ..reports.record import Report
 from .chain import DiffusionBatch, guide, run_chain
 from .coupling import Coupled, Gaussian, Proposals, couple, couple_fixed
-from .diffusion_steps import StepNumbers
 from .heads import ChainedHead, HeadAtStates, HeadNetwork
 from .noise import CounterRNG
+from .step_equations import StepEquations
 
 # Lanes of a row's random numbers (noise.py). One lane decides the acceptance of all steps. Each step has two lanes for
 # proposals, which may replace a rejected draft (coupling.py).
@@ -70,7 +66,7 @@ def take_steps(
     length: int,
     rng: CounterRNG | None,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Take all steps of all rows of a batch, with speculation if ``length`` is above 1. The report counts the work.
+    """Take all steps of all rows of a batch. The report counts the work.
 
     After every call of the head (with speculation, after every window), yields the number of steps that all rows have
     done, and the states, fp32 [N, *, c]. The last states are the samples.
@@ -78,14 +74,15 @@ def take_steps(
     Args:
         head: the diffusion head of ``net``.
         budget: see :mod:`.heads`.
-        length: number of steps of a window, the L of this file.
-        rng: random numbers that decide for each row which drafts are accepted; None if ``length`` is at most 1.
+        length: number of steps of a window, the L of this file; 1 for no speculation.
+        rng: random numbers that decide for each row which drafts are accepted; None without speculation.
     """
-    if rng is None:
+    if length == 1:
         for done, result in enumerate(run_chain(batch, ChainedHead(net, head, batch, report, budget)), 1):
             yield done, result.x
         return
 
+    assert rng is not None
     speculation = Speculation(net, HeadAtStates(net, head, batch, report, budget), batch, rng, report)
     for _ in speculation.windows(np.arange(len(batch.x)), length):
         yield int(speculation.done.min()), speculation.x
@@ -106,13 +103,12 @@ class Coupling(NamedTuple):
 
     function: Callable[..., Coupled]  # takes draft, q, p and uniforms
     uniforms: int  # how many uniform random numbers the function takes for a step
-    counts_last: bool  # whether the report counts a last step without noise
 
 
 # MAR's head predicts the variances, and a rejected draft may need proposals.
-LEARNED = Coupling(couple, uniforms=2, counts_last=True)
+LEARNED = Coupling(couple, uniforms=2)
 # The variances of BitDance and NextStep are fixed, so the draft and the head's kernel have the same std.
-FIXED = Coupling(couple_fixed, uniforms=1, counts_last=False)
+FIXED = Coupling(couple_fixed, uniforms=1)
 
 
 class _Window(NamedTuple):
@@ -170,59 +166,15 @@ class _StepsToCouple(NamedTuple):
     def at(self, index: Tensor) -> _StepsToCouple:
         """The steps with the indices ``index``, int64 [K]."""
         row, step, draft, q, p, uniforms = self
-        return _StepsToCouple(row[index], step[index], draft[index], q.rows(index), p.rows(index), uniforms[index])
-
-
-class _Equations:
-    """The equations of ``diffusion_steps.py``, with the temperature in the stds. Here each state may be at a different
-    step. In contrast, :func:`.chain.advance` takes the same step with all rows.
-
-    In all methods, ``step`` is int64 [...]; states, data, predictions and logits are fp32 [..., *, c].
-    """
-
-    def __init__(self, batch: DiffusionBatch):
-        table = batch.table
-        self.state_dimensions = batch.x.ndim - 1  # number of dimensions in [*, c]
-
-        columns = table.columns()
-        log_std_middle = columns.log_std_middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
-        if not table.learns_variance and not table.ends_with_noise:
-            # The coupling would divide by the last step's std, which is 0. Any other std works: a row stops at its last
-            # step, whether the step is accepted or not, and the state after it is the mean of the kernel.
-            log_std_middle[-1] = 0
-        columns = columns._replace(log_std_middle=log_std_middle)
-        self._table = torch.stack(columns, 1)  # [S, 8], a column for each field of StepNumbers
-
-    def numbers_of(self, step: Tensor) -> StepNumbers:
-        """The coefficients of the steps, fp32 [..., 1 ...] each. They broadcast to the shape of the states."""
-        numbers = self._table[step]
-        numbers = numbers.view(*numbers.shape, *(1,) * self.state_dimensions)
-        return StepNumbers(*numbers.unbind(step.ndim))
-
-    def data(self, step: Tensor, x: Tensor, prediction: Tensor) -> Tensor:
-        """The data, from the states x before the steps and the head's predictions for them."""
-        numbers = self.numbers_of(step)
-        return torch.addcmul(numbers.data_x * x, numbers.data_per_prediction, prediction)
-
-    def mean(self, step: Tensor, x: Tensor, data: Tensor) -> Tensor:
-        """Means of the states after the steps, from the states x before the steps and the data."""
-        numbers = self.numbers_of(step)
-        return numbers.data_coefficient * data + numbers.x_coefficient * x
-
-    def log_std(self, step: Tensor, logits: Tensor | None) -> Tensor:
-        """Log stds of the states after the steps; [..., 1 ...] for fixed variances, where ``logits`` is None."""
-        numbers = self.numbers_of(step)
-        if logits is None:
-            return numbers.log_std_middle
-        return numbers.log_std_middle + numbers.log_std_per_logit * logits
+        return _StepsToCouple(row[index], step[index], draft[index], q.at(index), p.at(index), uniforms[index])
 
 
 class Speculation:
     """The diffusion of N rows with speculation. Each row may be at a different step.
 
-    :meth:`finish` and :meth:`windows` take all remaining steps of some rows. In each window, they call :meth:`draft`,
-    then :meth:`verify`. In all methods, the argument ``rows`` holds the indices of R of the N rows, int64 [R] on the
-    host.
+    :meth:`windows` takes all remaining steps of some rows. In each window, it calls :meth:`draft`, then :meth:`verify`.
+    :meth:`finish` can also take the steps one after another, without drafts. In all methods, the argument ``rows``
+    holds the indices of R of the N rows, int64 [R] on the host.
     """
 
     done: np.ndarray  # number of steps that each row has done, int64 [N]
@@ -245,9 +197,6 @@ class Speculation:
         self.report = report
         self.device = batch.x.device
         self.step_count = len(batch.table)
-        self.ends_with_noise = batch.table.ends_with_noise
-        # How many steps of a row the report counts.
-        self.counted_steps = self.step_count if coupling.counts_last or self.ends_with_noise else self.step_count - 1
 
         # The head has predicted nothing yet, so the first drafts use zeros. The head mostly rejects these drafts, but
         # this costs nothing, because the call that verifies them also computes the first step.
@@ -256,36 +205,39 @@ class Speculation:
         self.data = torch.zeros_like(self.x)
         self.logits = torch.zeros_like(self.x) if learns_variance else None
 
-        self._equations = _Equations(batch)
+        self._equations = StepEquations(batch)
         self._couple = net.compiled(coupling.function, "verification of speculation")
         uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, coupling.uniforms * self.step_count)
         self._uniforms = uniforms.view(-1, self.step_count, coupling.uniforms)
 
     def finish(self, rows: np.ndarray, length: int) -> Tensor:
-        """Take all remaining steps of the rows with :meth:`windows`. Returns the samples, fp32 [R, *, c]."""
-        for _ in self.windows(rows, length):
-            pass
+        """Take all remaining steps of the rows. Returns the samples, fp32 [R, *, c].
+
+        ``length``: number of steps of a window; 1 for no drafts, so each step calls the head.
+        """
+        if length > 1:
+            for _ in self.windows(rows, length):
+                pass
+        else:
+            while len(going := self._going(rows)):
+                self.advance(going)
 
         (row,) = self._on_device(rows)
         return self.x[row]
 
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
-        """Take all remaining steps of the rows, in windows of ``length`` drafted steps. Yields after every window. If
-        ``length`` is below 2, there are no drafts: each step calls the head, and the method yields after each step.
-        """
-        going = rows[self.done[rows] < self.step_count]
-        while len(going):
-            if length > 1:
-                left = self.counted_steps - self.done[going]
-                accepted = self.verify(going, self.draft(going, length))
-                if self.report is not None:
-                    self.report.add(drafted_steps=int(np.minimum(left, length).sum()))
-                    self.report.add(accepted_steps=int(np.minimum(left, accepted).sum()))
-            else:
-                self.advance(going)
+        """Take all remaining steps of the rows, in windows of ``length`` drafted steps. Yields after every window."""
+        while len(going := self._going(rows)):
+            left = self._equations.coupled_steps - self.done[going]
+            accepted = self.verify(going, self.draft(going, length))
+            if self.report is not None:
+                self.report.add(drafted_steps=int(np.minimum(left, length).sum()))
+                self.report.add(accepted_steps=int(np.minimum(left, accepted).sum()))
             yield
 
-            going = going[self.done[going] < self.step_count]
+    def _going(self, rows: np.ndarray) -> np.ndarray:
+        """Those of the rows that have steps left."""
+        return rows[self.done[rows] < self.step_count]
 
     # --- a window
 
@@ -302,7 +254,7 @@ class Speculation:
         numbers = self._equations.numbers_of(step)
         offset = numbers.data_coefficient * self.data[row][:, None]
         log_std = self._equations.log_std(step, None if self.logits is None else self.logits[row][:, None])
-        fixed = offset + log_std.exp() * self._noise(step, row[:, None])
+        fixed = offset + log_std.exp() * self._equations.noise(step, row[:, None])
 
         # 2. A loop computes the states one after another.
         states = []
@@ -340,7 +292,7 @@ class Speculation:
 
         # 2. The coupling accepts drafts or replaces them.
         draft = drafts.values[window.in_drafts].flatten(1)
-        q = drafts.q.rows(*window.in_drafts)
+        q = drafts.q.at(*window.in_drafts)
         uniforms = self._uniforms[window.row_of_step, window.step]
         to_couple = _StepsToCouple(window.row_of_step, window.step, draft, q.flat(), p.flat(), uniforms)
         coupled = self._couple(to_couple.draft, to_couple.q, to_couple.p, to_couple.uniforms)
@@ -354,12 +306,13 @@ class Speculation:
         # 4. The host waits for the device only here, unless some row needs proposals.
         accepted_on_host, stop_on_host, rejected = self._read_outcome(accepted, stop, coupled.is_sample[stop])
         if len(rejected):
-            self._propose(to_couple, stop, value, rejected)
-        value = self._without_last_noise(window.step[stop], x[stop], data[stop], value.view(-1, *self.x.shape[1:]))
+            (index,) = self._on_device(rejected)
+            value[index] = self._propose(to_couple.at(stop[index]))
+        sample = value.view(-1, *self.x.shape[1:])
 
         # 5. Each row has done the step at which it stopped. Its next drafts use the head's prediction at this step.
         self.done[rows] = step_on_host[stop_on_host] + 1
-        self.x[window.row_numbers] = value
+        self.x[window.row_numbers] = self._equations.next_state(window.step[stop], x[stop], data[stop], sample)
         self._remember(window.row_numbers, data[stop], None if logits is None else logits[stop])
         return accepted_on_host
 
@@ -392,29 +345,26 @@ class Speculation:
         )
         return accepted_on_host, stop_on_host, np.flatnonzero(is_sample_on_host == 0)
 
-    def _propose(self, to_couple: _StepsToCouple, stop: Tensor, value: Tensor, rejected: np.ndarray) -> None:
-        """Couple the rows that need proposals, and write their next states into ``value``. Only rows with learned
-        variances need proposals.
-
-        Args:
-            to_couple: the M drafted steps.
-            stop: for each row, the index of the step at which it stops, among the M steps, int64 [R].
-            value: the rows' next states, fp32 [R, n].
-            rejected: the indices of the rows that need proposals, among the R rows, int64 [K] on the host.
+    def _propose(self, rejected: _StepsToCouple) -> Tensor:
+        """Find the states that replace K rejected drafts, fp32 [K, n], by coupling the steps with proposals. Only steps
+        with learned variances need proposals.
         """
-        rows_left = rejected
+        values = torch.empty_like(rejected.draft)
+        index = torch.arange(len(values), device=self.device)  # the steps that have no value yet, among the K steps
         for count in _PROPOSALS:
-            (index,) = self._on_device(rows_left)
-            row, step, draft, q, p, uniforms = to_couple.at(stop[index])
+            row, step, draft, q, p, uniforms = rejected.at(index)
 
             rng = self.rng.for_rows(row)
             normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
             proposals = Proposals(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
             coupled = couple(draft, q, p, uniforms, proposals)
-            value[index] = coupled.value
-            rows_left = rows_left[~coupled.is_sample.cpu().numpy()]
-            if not len(rows_left):
-                return
+
+            values[index] = coupled.value
+            index = index[~coupled.is_sample]  # the host waits for the device here
+            if not len(index):
+                break
+
+        return values
 
     # --- a step
 
@@ -426,8 +376,8 @@ class Speculation:
             x = self.batch.fixed_tokens.follow_rows(x, row, step)
         data, logits = self.predict(row, step, x)
         p = self.kernel(row, step, x, data, logits)
-        value = p.mean + p.log_std.exp() * self._noise(step, row)
-        self.x[row] = self._without_last_noise(step, x, data, value)
+        sample = p.mean + p.log_std.exp() * self._equations.noise(step, row)
+        self.x[row] = self._equations.next_state(step, x, data, sample)
         self._remember(row, data, logits)
         self.done[rows] += 1
 
@@ -450,25 +400,11 @@ class Speculation:
             data = torch.where(self.batch.fixed_tokens.free[row], data, self.data[row])
         return Gaussian(self._equations.mean(step, x, data), self._equations.log_std(step, logits))
 
-    def _without_last_noise(self, step: Tensor, x: Tensor, data: Tensor, value: Tensor) -> Tensor:
-        """The states after the steps ``step``, int64 [R]. After a last step without noise, the state is the mean of the
-        kernel, computed from the state ``x`` and the predicted ``data``. Otherwise the state is ``value``. All states
-        and data are fp32 [R, *, c].
-        """
-        if self.ends_with_noise:
-            return value
-        last = (step == self.step_count - 1).view(-1, *(1,) * (value.ndim - 1))
-        return torch.where(last, self._equations.mean(step, x, data), value)
-
     def _remember(self, row: Tensor, data: Tensor, logits: Tensor | None) -> None:
         """Store the newest predictions for rows, because the next drafts of these rows use them."""
         self.data[row] = data
         if self.logits is not None and logits is not None:
             self.logits[row] = logits
-
-    def _noise(self, step: Tensor, row: Tensor) -> Tensor:
-        """The noise of rows at steps. For a last step without noise, the entry has no effect on the result."""
-        return self.batch.noise[step.clamp(max=len(self.batch.noise) - 1), row]
 
     def _on_device(self, *numbers: np.ndarray) -> Tensor:
         """Copy arrays of numbers, int64 [K] each, to the device in one transfer. Returns int64 [number of arrays, K].

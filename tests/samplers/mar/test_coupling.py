@@ -42,7 +42,7 @@ def coupled(draft, q: Gaussian, p: Gaussian, uniforms, keys: CounterRNG) -> Coup
     """The coupling with as many proposals as are needed."""
 
     def make(rows, more: Proposals) -> Coupled:
-        return couple(draft[rows], q.rows(rows), p.rows(rows), uniforms[rows], more)
+        return couple(draft[rows], q.at(rows), p.at(rows), uniforms[rows], more)
 
     return with_proposals(make, keys, draft.shape[1])
 
@@ -86,7 +86,7 @@ def test_reshaping_is_exact_and_accepts_as_often_as_any_coupling_can(wide):
     log_std, uniform = torch.full((N, 1), math.log(wide)), keys.uniform(3)[:, 0]
 
     def make(rows, more: Proposals) -> Coupled:
-        return couple_stds(y[rows], q.rows(rows), log_std[rows], uniform[rows], more)
+        return couple_stds(y[rows], q.at(rows), log_std[rows], uniform[rows], more)
 
     out = with_proposals(make, keys, 1)
     # Two Gaussians of one mean cross at +-c.
