@@ -64,6 +64,14 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.index[0])
 
+    @property
+    def index_by_column(self) -> tuple[Tensor, Tensor]:
+        """Image and column of each token, int64 [N] each. If ``values`` [B, n, ...] are values of the tokens at
+        ``positions``, in the same columns, ``values[tokens.index_by_column]`` are the values of these N tokens.
+        """
+        assert self.column is not None
+        return self.index[0], self.column
+
 
 class StreamNoise(NamedTuple):
     """The noise of one stream for every token, fp32. A stream is a sequence of random numbers with a name. For example,

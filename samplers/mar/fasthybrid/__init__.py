@@ -49,7 +49,7 @@ from ...noise import PairedNoise
 from ..canvas import MARCanvas, mar_canvas
 from ..diffusion import Diffusion, annealed_tables
 from ..transformer import FullTransformer, Transformer
-from .drafts import Conditions, TokenDrafts
+from .drafts import NewestConditions, TokenDrafts
 from .pace import Decision, Pace, next_decision
 from .refinement import REFINEMENTS, Refinement
 from .settings import FastHybridSettings
@@ -83,14 +83,14 @@ def fasthybrid(
         canvas.report.remark(f"{reason_together} kept the images at the same AR step, which takes more head calls")
 
     pace = Pace(canvas)
-    conditions = Conditions(canvas, transformer)
+    newest_conditions = NewestConditions(canvas, transformer)
     drafts = TokenDrafts(canvas, settings.threshold)
     refinement = REFINEMENTS[settings.accepted](canvas)
 
     while pace.unfinished.any():
         # Run a pass for the images that have moved to a new AR step. It updates z of these images.
         with canvas.clock.phase("transformer"):
-            z = conditions.update(pace)  # [P, B, L, C]
+            z = newest_conditions.update(pace)  # [P, B, L, C]
 
         with canvas.clock.phase("head"):
             drafts.verify(pace, z[0])
@@ -99,10 +99,11 @@ def fasthybrid(
 
         # Decide the tokens of the advancing images' present AR steps. Their values are refined drafts, or samples of a
         # full diffusion.
-        index = pace.tokens_at(decision.decided).index
+        decided = pace.tokens_at(decision.decided)
+        values = drafts.values[decided.index_by_column]
         when = to_device(pace.steps_of(decision.decided), z.device)
         outcome = to_device(drafts.outcome[decision.decided], z.device)
-        canvas.decide(index, drafts.values[index], when, outcome)
+        canvas.decide(decided.index, values, when, outcome)
         pace.advance(decision.advancing)
         yield from canvas.yield_step(pace.mean_step)
 
@@ -136,11 +137,11 @@ def sample(
     in_full = pace.tokens_at(decision.sampled_in_full)
     full_batch = plain.canvas.batch(plain.tables[decision.step], in_full, z, plain.noise)
     refined = pace.tokens_at(decision.refined)
-    refinement_batch = refinement.batch(refined, z, drafts.values[refined.index])
+    refinement_batch = refinement.batch(refined, z, drafts.values[refined.index_by_column])
 
     # 2. Run both diffusions.
     samples, refined_values = plain.head.sample_both(full_batch, refinement_batch)
 
     # 3. Store every full sample as a draft. This includes tokens that are decided now and need no verification.
     drafts.store(decision.sampled_in_full, in_full, samples, full_batch.z[0])
-    drafts.values[refined.index] = refined_values
+    drafts.values[refined.index_by_column] = refined_values

@@ -1,8 +1,8 @@
 """FastHybrid's drafts and their verification, and the conditions z on which both depend.
 
 ``__init__.py`` explains the method and its symbols. Shapes: B images of L tokens, c channels of a token, C transformer
-width, and P branches of guidance. *Column* i of a tensor is for the i-th token in the order in which an image decides
-its tokens. Masks of tokens, bool [B, L], are by column (see ``pace.py``).
+width, and P branches of guidance. All tensors [B, L, ...] of this file are *by column*: column i is for the i-th token
+in the order in which an image decides its tokens (see ``pace.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..transformer import Transformer
 from .pace import Pace
 
 
-class Conditions:
+class NewestConditions:
     """The newest output z of the transformer for every token: the condition of the diffusion head."""
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer):
@@ -38,7 +38,7 @@ class Conditions:
         return self._z
 
     def _run_pass(self, pace: Pace, images: Tensor) -> None:
-        """Run a pass for ``images``, int64 [R], and store the z that it computes."""
+        """Run a pass for the images with these indices, int64 [I], and store the z that it computes."""
         # The columns of ``pace.ahead`` for each image. A pass needs the same number of columns for all images, so an
         # image with fewer columns gets neighbouring columns too.
         steps = pace.step_of_image[images]
@@ -47,8 +47,8 @@ class Conditions:
         columns = first.clamp(max=len(pace.present[0]) - most) + torch.arange(most)
 
         # Run the transformer for the positions in these columns.
-        rows = torch.stack([images[:, None].expand_as(columns), columns])
-        image, column = to_device(rows, self.order.decision_order.device)
+        image_and_column = torch.stack([images[:, None].expand_as(columns), columns])
+        image, column = to_device(image_and_column, self.order.decision_order.device)
         wanted = self.order.decision_order[image, column]
         z = self.transformer.for_rows(images.tolist(), steps.flatten().tolist(), wanted)
 
@@ -70,13 +70,13 @@ class TokenDrafts:
         self.threshold = threshold
         self.report = canvas.report
 
-        # By position: the draft x', fp32 [B, L, c], and z', from which the draft was sampled, fp32 [B, L, C]. If the
-        # draft is accepted, the refined token later replaces x'.
+        # On the device: the draft x' of each token, fp32 [B, L, c], and z', from which the draft was sampled, fp32
+        # [B, L, C]. If the draft is accepted, the refined token later replaces x'.
         self.values = torch.zeros_like(canvas.values)
         self.conditions = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
 
-        # By column, on the host: whether a token has a draft, bool [B, L]; whether this draft is accepted, bool [B, L];
-        # and the outcome of the draft, uint8 [B, L], as in ``reports/record.py``.
+        # On the host: whether a token has a draft, bool [B, L]; whether this draft is accepted, bool [B, L]; and the
+        # outcome of the draft, uint8 [B, L], as in ``reports/record.py``.
         self.has_draft = torch.zeros(images, length, dtype=torch.bool)
         self.accepted = torch.zeros(images, length, dtype=torch.bool)
         self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8)
@@ -88,25 +88,23 @@ class TokenDrafts:
 
         Args:
             mask: the N tokens as a mask.
-            tokens: the same N tokens as images and positions.
+            tokens: the same N tokens, from :meth:`.Pace.tokens_at`.
             x: the drafts x', fp32 [N, c].
             z: the conditions z' from which the drafts were sampled, [N, C].
         """
         self.has_draft |= mask
-        self.values[tokens.index] = x
-        self.conditions[tokens.index] = z.float()
+        self.values[tokens.index_by_column] = x
+        self.conditions[tokens.index_by_column] = z.float()
 
-    def verify(self, pace: Pace, z_by_column: Tensor) -> None:
+    def verify(self, pace: Pace, z: Tensor) -> None:
         """Verify the drafts of the images that have moved to a new AR step, for the tokens of that AR step. A draft is
         accepted if cos(z', z) >= lambda.
 
-        ``z_by_column``: z of the branch that reads the user's condition, [B, L, C].
+        ``z``: the newest z of the branch that reads the user's condition, [B, L, C].
         """
         verified = pace.present & pace.moved & self.has_draft
-        tokens = pace.tokens_at(verified)
-        image, _ = tokens.index
-        z = z_by_column[image, tokens.column].float()
-        cosine = F.cosine_similarity(self.conditions[tokens.index], z, dim=-1)
+        index = pace.tokens_at(verified).index_by_column
+        cosine = F.cosine_similarity(self.conditions[index], z[index].float(), dim=-1)
         self._similarities.append(cosine)
         accepted = (cosine >= self.threshold).cpu()  # in an AR step, the host waits for the device only here
 

@@ -99,8 +99,8 @@ class FrequencyWeighted(Diffusion):
         # 3. Sample both batches in one loop.
         values = torch.empty(*positions.shape, canvas.values.shape[-1], device=z.device)
         values_of_detailed, values_of_others = self.head.sample_both(batch_of_detailed, batch_of_others)
-        values[detailed.index[0], detailed.column] = values_of_detailed
-        values[others.index[0], others.column] = values_of_others
+        values[detailed.index_by_column] = values_of_detailed
+        values[others.index_by_column] = values_of_others
         return values
 
 
