@@ -59,7 +59,7 @@ class Pace:
         self.ahead = begun & (column < self.ends[self.step_of_image])
 
     def tokens_at(self, mask: Tensor) -> Tokens:
-        """The N tokens in ``mask``, on the device, one image after another. Their columns are the columns of the mask."""
+        """The N tokens in ``mask``, on the device, one image after another. Their columns are those of the mask."""
         positions = self.order.decision_order
         image, column = to_device(mask.nonzero().T, positions.device)
         return Tokens((image, positions[image, column]), column)
