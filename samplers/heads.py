@@ -86,12 +86,17 @@ class ChainedHead(_HeadAtConditions):
         at_once = self._steps_at_once
         if k % at_once == 0:
             modulations = self._head.modulations(self._times[k : k + at_once] + self._condition)
-            if self._net.records:  # a function recorded as a CUDA graph copies contiguous tensors fastest
-                modulations = [m.contiguous() for m in modulations]
-            self._newest = list(zip(*modulations, strict=True))
+            self._newest = for_each_step(self._net, modulations)
 
         self._report.add(head_calls=1, head_rows=self._condition.shape[:-1].numel())
         return full_step(self._net, self._head, self._newest[k % at_once], inputs)
+
+
+def for_each_step(net: Recordable, modulations: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Divide modulations of T steps, [T, ...] each, into the modulations of each step, [...] each."""
+    if net.records:  # a function recorded as a CUDA graph copies contiguous tensors fastest
+        modulations = [m.contiguous() for m in modulations]
+    return list(zip(*modulations, strict=True))
 
 
 @recorded

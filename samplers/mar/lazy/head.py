@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from ....networks.speed import recorded
 from ....networks.torch_state import to_device
 from ....reports.record import Report
 from ...chain import ChainHead, DiffusionBatch, StepInputs, StepResult, advance
+from ...heads import for_each_step
 from ..diffusion import HeadEvaluation
 from .settings import CacheSettings, head_period
 
@@ -95,8 +96,8 @@ class CachedHead:
 
     def __init__(
         self,
-        head: DiffusionHead,
         net: MAR,
+        head: DiffusionHead,
         batch: DiffusionBatch,
         schedule: HeadSchedule,
         outer: Sequence[int],
@@ -110,15 +111,22 @@ class CachedHead:
         self.branches, self.tokens = batch.z.shape[:2]
         self.report = report  # counts the work
 
-        # For each kind, a generator that yields the modulations of every step of this kind. run_chain takes the steps
-        # in order, so the next value is always for the next step of the kind. Only full steps compute both branches.
+        # The modulations of the steps of each kind, in the order in which run_chain takes the steps. Only full steps
+        # compute both branches.
         both_branches = head.cond_embed(batch.z.flatten(0, 1))
         conditional = both_branches[: self.tokens]
-        times = {kind: batch.table.times[which] for kind, which in schedule.steps_of_kind.items()}
         outer_blocks = [head.res_blocks[number] for number in outer]
-        self.of_full = modulations_of_steps(head, net, [*head.res_blocks], times[StepKind.FULL], both_branches)
-        self.of_edge = modulations_of_steps(head, net, outer_blocks, times[StepKind.EDGE], conditional)
-        self.of_reused = modulations_of_reused_steps(head, net, outer_blocks, times[StepKind.REUSED], conditional)
+        blocks = {
+            StepKind.FULL: [*head.res_blocks],
+            StepKind.EDGE: outer_blocks,
+            StepKind.REUSED: outer_blocks,
+        }
+        self.modulations: dict[StepKind, Iterator[Modulations]] = {}
+        for kind, steps in schedule.steps_of_kind.items():
+            condition = both_branches if kind is StepKind.FULL else conditional
+            self.modulations[kind] = modulations_of_steps(
+                net, head, blocks[kind], batch.table.times[steps], condition, only_gates=kind is StepKind.REUSED
+            )
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
         """See :class:`...chain.ChainHead`.
@@ -127,17 +135,18 @@ class CachedHead:
         steps, the output is [1, N, 2 c] and already contains guidance; ``guide`` does not change it.
         """
         kind = self.kinds[k]
+        modulations = next(self.modulations[kind])
         if kind is StepKind.FULL:
             self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
-            result, self.cache = full_step_with_cache(self.net, self.head, self.branches, next(self.of_full), inputs)
+            result, self.cache = step_with_cache(self.net, evaluate_full, self.head, inputs, modulations, self.branches)
             return result
 
-        assert self.cache is not None
         self.report.add(head_calls=1, head_rows=self.tokens, cached_calls=1)
-        if kind is StepKind.EDGE:
-            result, self.cache = edge_step(self.net, self.head, self.outer, self.cache, next(self.of_edge), inputs)
-            return result
-        return reused_step(self.net, self.head, self.outer, self.cache, next(self.of_reused), inputs)
+        evaluate = evaluate_edge if kind is StepKind.EDGE else evaluate_reused
+        result, new_cache = step_with_cache(self.net, evaluate, self.head, inputs, modulations, self.outer, self.cache)
+        if new_cache is not None:
+            self.cache = new_cache
+        return result
 
 
 class CachedHeadEvaluation(HeadEvaluation):
@@ -159,81 +168,59 @@ class CachedHeadEvaluation(HeadEvaluation):
         schedule = self._schedules[steps]
         if not schedule.uses_cache:
             return super().for_chain(batch)
-        return CachedHead(self.denoiser, self.net, batch, schedule, self.outer, self.report)
+        return CachedHead(self.net, self.denoiser, batch, schedule, self.outer, self.report)
 
 
 # ------------------------------------------------------------------------------------------------ the modulations
 
 
 class Modulations(NamedTuple):
-    """The modulations of a full step or an edge step, [R, w] each. R is P N at a full step and N at an edge step.
+    """The modulations of a step, [R, w] each. R is P N at a full step, and N at any other step.
 
     A modulation is a vector that shifts, scales or gates the features in a layer of the head. It depends on the
     timestep and on the condition z.
     """
 
-    # One for each block at a full step, and one for each outer block at an edge step.
+    # One for each block at a full step, and one for each outer block at any other step. A reused step has no shifts and
+    # scales of blocks, because it computes no MLP.
     shifts: Sequence[Tensor]
     scales: Sequence[Tensor]
     gates: Sequence[Tensor]
     of_last_layer: Sequence[Tensor]  # shift and scale
 
 
-class ReusedModulations(NamedTuple):
-    """The modulations that a reused step needs, [N, w] each."""
-
-    gates: Sequence[Tensor]  # one for each outer block
-    of_last_layer: Sequence[Tensor]  # shift and scale
-
-
 def modulations_of_steps(
-    head: DiffusionHead, net: MAR, blocks: Sequence[nn.Module], times: Tensor, condition: Tensor
+    net: MAR,
+    head: DiffusionHead,
+    blocks: Sequence[nn.Module],
+    times: Tensor,
+    condition: Tensor,
+    only_gates: bool,
 ) -> Iterator[Modulations]:
-    """Yield the modulations of each of S full steps or edge steps.
+    """Yield the modulations of each of S steps. Many steps are computed together, so the head reads its weights only
+    once for all these steps.
 
     Args:
-        blocks: the blocks that these steps compute.
+        blocks: the blocks whose modulations the steps need.
         times: embeddings of the timesteps, [S, w].
         condition: embeddings of the conditions z, [R, w].
+        only_gates: whether the steps need only the gates of the blocks. They always need shift and scale of the last
+            layer.
     """
-
-    def compute(embedding: Tensor) -> list[Tensor]:
-        return head.modulations(embedding, blocks)
-
-    # The head returns the shift, scale and gate of each block, then the shift and scale of the last layer.
-    for *of_blocks, shift, scale in _computed_together(net, compute, 3 * len(blocks) + 2, times, condition):
-        yield Modulations(of_blocks[0::3], of_blocks[1::3], of_blocks[2::3], (shift, scale))
-
-
-def modulations_of_reused_steps(
-    head: DiffusionHead, net: MAR, outer_blocks: Sequence[nn.Module], times: Tensor, condition: Tensor
-) -> Iterator[ReusedModulations]:
-    """Yield the modulations of each reused step. Arguments as for :func:`modulations_of_steps`."""
-
-    def compute(embedding: Tensor) -> list[Tensor]:
-        return head.gates(embedding, outer_blocks) + head.modulations(embedding, ())
-
-    for *gates, shift, scale in _computed_together(net, compute, len(outer_blocks) + 2, times, condition):
-        yield ReusedModulations(gates, (shift, scale))
-
-
-def _computed_together(
-    net: MAR, compute: Callable[[Tensor], list[Tensor]], count: int, times: Tensor, condition: Tensor
-) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the modulations of each step, [R, w] each. One call of ``compute`` serves many steps, so it reads the
-    weights only once for all these steps.
-
-    Args:
-        compute: turns embeddings of T steps, [T, R, w], into ``count`` modulations, [T, R, w] each.
-        count: number of modulations of a step.
-        times, condition: see :func:`modulations_of_steps`.
-    """
+    count = len(blocks) * (1 if only_gates else 3) + 2  # number of modulations of a step
     steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
     for some_times in times[:, None].split(steps_at_once):
-        modulations = compute(some_times + condition)
-        if net.records:  # functions marked @recorded copy contiguous tensors fastest
-            modulations = [m.contiguous() for m in modulations]
-        yield from zip(*modulations, strict=True)
+        embedding = some_times + condition
+        if only_gates:
+            computed = head.gates(embedding, blocks) + head.modulations(embedding, ())
+        else:
+            computed = head.modulations(embedding, blocks)
+
+        for *of_blocks, shift, scale in for_each_step(net, computed):
+            if only_gates:
+                yield Modulations((), (), of_blocks, (shift, scale))
+            else:  # shift, scale and gate of the first block, then of the second block, and so on
+                yield Modulations(of_blocks[0::3], of_blocks[1::3], of_blocks[2::3], (shift, scale))
 
 
 # ------------------------------------------------------------------------------------------------ a step of each kind
@@ -248,50 +235,35 @@ class HeadCache(NamedTuple):
 
 
 @recorded
-def full_step_with_cache(
-    net: MAR, head: DiffusionHead, branches: int, modulations: Modulations, inputs: StepInputs
-) -> tuple[StepResult, HeadCache]:
-    """Take a full step. Returns the tokens' next states, and what the next steps reuse; see :func:`evaluate_full`."""
-    out, cache = net.compiled(evaluate_full, "diffusion head")(head, inputs.cfg, branches, modulations, inputs.x)
-    return net.compiled(advance, "diffusion steps")(inputs, out), cache
-
-
-@recorded
-def edge_step(
+def step_with_cache(
     net: MAR,
+    evaluate: Callable[..., tuple[Tensor, HeadCache | None]],
     head: DiffusionHead,
-    outer: Sequence[int],
-    cache: HeadCache,
+    inputs: StepInputs,
     modulations: Modulations,
-    inputs: StepInputs,
-) -> tuple[StepResult, HeadCache]:
-    """Take an edge step. Returns the tokens' next states, and what the next steps reuse; see :func:`evaluate_edge`."""
-    out, cache = net.compiled(evaluate_edge, "diffusion head")(head, outer, cache, modulations, inputs.x)
-    return net.compiled(advance, "diffusion steps")(inputs, out), cache
+    *more: Any,
+) -> tuple[StepResult, HeadCache | None]:
+    """Compute the head with ``evaluate``, one of the three functions below, and :func:`...chain.advance` all tokens
+    with its output. Returns the tokens' next states, and what the next steps reuse; None if this stays the same.
 
-
-@recorded
-def reused_step(
-    net: MAR,
-    head: DiffusionHead,
-    outer: Sequence[int],
-    cache: HeadCache,
-    modulations: ReusedModulations,
-    inputs: StepInputs,
-) -> StepResult:
-    """Take a reused step. Returns the tokens' next states; see :func:`evaluate_reused`."""
-    out = net.compiled(evaluate_reused, "diffusion head")(head, outer, cache, modulations, inputs.x)
-    return net.compiled(advance, "diffusion steps")(inputs, out)
+    ``more``: the arguments of ``evaluate`` after ``modulations``.
+    """
+    out, new_cache = net.compiled(evaluate, "diffusion head")(head, inputs, modulations, *more)
+    return net.compiled(advance, "diffusion steps")(inputs, out), new_cache
 
 
 def evaluate_full(
-    head: DiffusionHead, cfg: Tensor, branches: int, modulations: Modulations, x: Tensor
+    head: DiffusionHead, inputs: StepInputs, modulations: Modulations, branches: int
 ) -> tuple[Tensor, HeadCache]:
     """Compute the head in full. Returns the head's output, [P, N, 2 c], and what the next steps reuse. The output has c
     channels of noise, then c channels of variance logits.
 
-    ``cfg``: the guidance scale, [N, 1]; ``branches``: P; ``x``: the tokens' states, fp32 [N, c].
+    Args:
+        inputs: this function reads the tokens' states and guidance scales from them.
+        modulations: the modulations of all blocks.
+        branches: P.
     """
+    x = inputs.x
     n = len(x)
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
     shifts, scales, gates, of_last_layer = modulations
@@ -313,23 +285,26 @@ def evaluate_full(
     last = head.final_layer.linear
     out = last(modulated(h, head.final_layer.norm_final, *of_last_layer).to(last.weight.dtype))
 
-    # The first N rows are the conditional branch, and the last N rows are the null branch. Without guidance, both are
-    # the same N rows, so ``guidance`` is 0.
-    guidance = (cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
+    # The first N entries are the conditional branch, and the last N entries are the null branch. Without guidance, both
+    # are the same N entries, so ``guidance`` is 0.
+    guidance = (inputs.cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
     guided_bias = last.bias + F.pad(guidance, (0, head.channels))
     return out.view(branches, n, -1), HeadCache(mlps, middle, guided_bias)
 
 
 def evaluate_edge(
-    head: DiffusionHead, outer: Sequence[int], cache: HeadCache, modulations: Modulations, x: Tensor
+    head: DiffusionHead, inputs: StepInputs, modulations: Modulations, outer: Sequence[int], cache: HeadCache
 ) -> tuple[Tensor, HeadCache]:
     """Compute the head, but take the middle blocks and guidance from ``cache``. Returns the head's output, fp32
     [1, N, 2 c] (see :func:`evaluate_full`), and what the next steps reuse.
 
-    ``outer``: indices of the outer blocks; ``x``: the tokens' states, fp32 [N, c].
+    Args:
+        inputs: this function reads only the tokens' states from them.
+        modulations: the modulations of the outer blocks.
+        outer: indices of the outer blocks.
     """
     shifts, scales, gates, of_last_layer = modulations
-    h = head.input_proj(x.to(head.input_proj.weight.dtype))
+    h = head.input_proj(inputs.x.to(head.input_proj.weight.dtype))
     mlps = []
     for number, shift, scale, gate in zip(outer, shifts, scales, gates, strict=True):
         block = cast(HeadBlock, head.res_blocks[number])
@@ -338,25 +313,26 @@ def evaluate_edge(
         h = torch.addcmul(h, gate, mlp)
         if number == 0:  # the middle blocks follow block 0
             h = h + cache.middle
-    return _output(head, cache, of_last_layer, h), cache._replace(mlps=mlps)
+    return _output(head, h, of_last_layer, cache), cache._replace(mlps=mlps)
 
 
 def evaluate_reused(
-    head: DiffusionHead, outer: Sequence[int], cache: HeadCache, modulations: ReusedModulations, x: Tensor
-) -> Tensor:
+    head: DiffusionHead, inputs: StepInputs, modulations: Modulations, outer: Sequence[int], cache: HeadCache
+) -> tuple[Tensor, None]:
     """Compute the head, but take guidance and the outputs of all MLPs from ``cache``. Returns the head's output, fp32
-    [1, N, 2 c] (see :func:`evaluate_full`). Arguments as for :func:`evaluate_edge`.
+    [1, N, 2 c] (see :func:`evaluate_full`), and None, because the next steps reuse the same cache. Arguments as for
+    :func:`evaluate_edge`.
     """
-    gates, of_last_layer = modulations
-    h = head.input_proj(x.to(head.input_proj.weight.dtype))
+    _, _, gates, of_last_layer = modulations
+    h = head.input_proj(inputs.x.to(head.input_proj.weight.dtype))
     for number, gate, mlp in zip(outer, gates, cache.mlps, strict=True):
         h = torch.addcmul(h, gate, mlp)
         if number == 0:  # the middle blocks follow block 0
             h = h + cache.middle
-    return _output(head, cache, of_last_layer, h)
+    return _output(head, h, of_last_layer, cache), None
 
 
-def _output(head: DiffusionHead, cache: HeadCache, of_last_layer: Sequence[Tensor], h: Tensor) -> Tensor:
+def _output(head: DiffusionHead, h: Tensor, of_last_layer: Sequence[Tensor], cache: HeadCache) -> Tensor:
     """The last layer's output for features ``h``, [N, w], plus the cached guidance: fp32 [1, N, 2 c]."""
     h = modulated(h, head.final_layer.norm_final, *of_last_layer)
     return torch.addmm(cache.guided_bias, h.to(cache.guided_bias.dtype), head.final_layer.linear.weight.t())[None]
