@@ -404,7 +404,7 @@ class MAR(Recordable):
         x = self.embed_known(tokens, new, class_rows)
         return run_encoder(self, x.roll(-self.config.buffer, 1), None, stores, known)
 
-    def canvas(
+    def decoder_rows(
         self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None, rows: Tensor | None = None
     ) -> Tensor:
         """The decoder's rows [B, buffer + L, C] before positions are added: the encoded rows at their places.
@@ -435,7 +435,7 @@ class MAR(Recordable):
         ``wanted``: int64 [B, M], positions whose z is needed; the last block computes only these. None: all L
         positions.
         """
-        x = self.canvas(encoded, known, padding_mask) + self.decoder_pos_embed_learned
+        x = self.decoder_rows(encoded, known, padding_mask) + self.decoder_pos_embed_learned
         if wanted is None:
             wanted = torch.arange(self.config.tokens, device=x.device).expand(len(x), -1)
         features, _ = run_decoder(self, x, wanted)
@@ -473,7 +473,7 @@ def run_decoder(
     blocks computed, int64 [B, n], or None if they computed all.
 
     Args:
-        x: rows [B, N, C] of :meth:`MAR.canvas`, plus their position embeddings.
+        x: rows [B, N, C] of :meth:`MAR.decoder_rows`, plus their position embeddings.
         cache: receives keys and values; None: nothing is kept.
         choose: chooses the rows that the blocks after ``cache.block`` compute, int64 [B, n], the wanted rows first. Its
             arguments are the values of ``cache.block`` in this pass and in the previous pass, [B, heads, N, d] each.

@@ -53,9 +53,9 @@ class _RecordedSelection(LazyTransformer):
         self.z.append((wanted, super().__call__(step, wanted)))
         return self.z[-1][1]
 
-    def refresh(self, step: int, wanted: Tensor) -> Tensor:
+    def refresh_features(self, step: int, wanted: Tensor) -> Tensor:
         self.fresh.append(step)
-        return super().refresh(step, wanted)
+        return super().refresh_features(step, wanted)
 
     def recorded_choice(
         self, rows: Callable[..., RowChoice | None], step: int, known: int, required: Tensor

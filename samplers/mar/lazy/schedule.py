@@ -21,6 +21,8 @@ PUBLISHED_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *
 # With these values of the setting ``selection``, a pass computes all undecided or all decided tokens, however many
 # there are.
 BY_STATE = ("undecided", "decided")
+# With these values, a pass computes the rows that have changed most or least since the previous pass.
+BY_SIMILARITY = ("least-similar", "most-similar")
 
 
 def spare_rows(rows: int) -> int:
@@ -48,10 +50,10 @@ def next_refreshes(settings: CacheSettings, steps: int) -> list[int]:
     return out
 
 
-class Refresh(NamedTuple):
+class StoredFeatures(NamedTuple):
     """What a refresh stores for the passes before the next refresh."""
 
-    until: int  # AR step of the next refresh
+    next_refresh: int  # AR step of the next refresh
     # Encoder cache: the largest number of rows (class rows and decided tokens) that the encoder reads before the next
     # refresh; 0 if the refresh stores nothing of the encoder.
     encoder_rows: int
@@ -59,28 +61,28 @@ class Refresh(NamedTuple):
     residual: bool  # condition cache: whether to store the difference between the two branches of guidance
 
 
-def refreshes(
-    settings: CacheSettings, decided_before: Sequence[int], shares: Sequence[float], buffer: int, guided: bool
-) -> list[Refresh | None]:
+def stored_by_refreshes(
+    settings: CacheSettings, decided_before: Sequence[int], leaves_out_rows: Sequence[bool], buffer: int, guided: bool
+) -> list[StoredFeatures | None]:
     """For each AR step, what its pass stores if the pass is a refresh. None if it stores nothing, because no cache
     would use it or because the next AR step is a refresh, too.
 
     Args:
         settings: which caches are on, and when refreshes are due.
         decided_before: how many tokens are decided before each AR step.
-        shares: for each AR step, the share of the decoder's rows that its pass computes if it is not a refresh.
+        leaves_out_rows: for each AR step, whether its pass may leave out rows of the decoder if it is not a refresh.
         buffer: number of class rows.
         guided: whether guidance is on, so there are two branches.
     """
-    out: list[Refresh | None] = []
-    for step, until in enumerate(next_refreshes(settings, len(decided_before))):
-        passes = range(step + 1, until)  # AR steps whose passes may use what the refresh stores
-        encoder_rows = buffer + decided_before[until - 1] if settings.encoder_cache else 0
-        decoder = any(shares[k] < 1 for k in passes)
+    out: list[StoredFeatures | None] = []
+    for step, next_refresh in enumerate(next_refreshes(settings, len(decided_before))):
+        passes = range(step + 1, next_refresh)  # AR steps whose passes may use what the refresh stores
+        encoder_rows = buffer + decided_before[next_refresh - 1] if settings.encoder_cache else 0
+        decoder = any(leaves_out_rows[k] for k in passes)
         residual = guided and settings.condition_cache
 
-        keeps = len(passes) > 0 and (encoder_rows > 0 or decoder or residual)
-        out.append(Refresh(until, encoder_rows, decoder, residual) if keeps else None)
+        stores = len(passes) > 0 and (encoder_rows > 0 or decoder or residual)
+        out.append(StoredFeatures(next_refresh, encoder_rows, decoder, residual) if stores else None)
     return out
 
 

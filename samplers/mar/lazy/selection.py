@@ -3,13 +3,13 @@
 Source: Yan et al. 2025, "LazyMAR" (arXiv 2503.12450), section 3.2.1, equation (8) and Table 3. ``__init__.py`` explains
 the terms.
 
-Shapes: B images, L tokens, N rows of the decoder: first the ``buffer`` class rows, then the L tokens. A batch has E
-entries: the B images, or each image twice if a pass computes both branches of guidance.
+Shapes: B images, L tokens, N rows of the decoder: first the ``buffer`` class rows, then the L tokens. The decoder's
+batch has E entries: the B images, or each image twice if a pass computes both branches of guidance.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor
 from ....networks.torch_state import to_device
 from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
-from .schedule import BY_STATE, computed_ratios, measuring_block, spare_rows
+from .schedule import BY_SIMILARITY, BY_STATE, computed_ratios, measuring_block, spare_rows
 from .settings import CacheSettings
 
 
@@ -40,25 +40,29 @@ class RowSelection:
     - *undecided* (II): the tokens called "others" above;
     - *decided* (I): the tokens called "known" above.
 
+    The pass measures the similarities that *least-similar* and *most-similar* need (:class:`ChoiceBySimilarity`). For
+    the other strategies, ranks that are known before the pass order the rows (:class:`ChoiceByRank`).
+
     We infer two details, which the paper leaves open, from the numbers of operations that the paper states for I and
     II: *undecided* and *decided* leave out the class rows, and all strategies compute the wanted and the new tokens.
     """
 
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
         c = canvas.model.net.config
-        steps = canvas.order.steps
-        self.total = c.buffer + c.tokens  # rows of the decoder
         self.canvas = canvas
         self.selection = settings.selection
-        self.block = measuring_block(c.decoder_depth) - 1  # index of the measuring block, from 0
+        self.total = c.buffer + c.tokens  # rows of the decoder
+        self.measuring_index = measuring_block(c.decoder_depth) - 1  # measuring_block counts from 1
 
-        # The share of rows to compute at each AR step. The share stays 1 if the measuring block is the decoder's last
-        # block, because even without caches the last block computes only the wanted rows. For the strategies BY_STATE,
-        # a share of 0 only says that passes leave out rows.
-        self.share = [1.0] * steps
-        if settings.token_cache and self.block + 1 < c.decoder_depth:
-            self.share = [0.0] * steps if self.selection in BY_STATE else computed_ratios(settings, steps)
+        # For each AR step, the share of the rows to compute. *undecided* and *decided* do not use it.
+        self.ratios = computed_ratios(settings, canvas.order.steps)
         self.spare = spare_rows(self.total)
+
+        # For each AR step, whether its pass may leave out rows. If the measuring block is the decoder's last block, no
+        # pass does, because even without caches the last block computes only the wanted rows.
+        possible = settings.token_cache and self.measuring_index + 1 < c.decoder_depth
+        by_state = self.selection in BY_STATE
+        self.leaves_out_rows = [possible and (by_state or ratio < 1) for ratio in self.ratios]
 
         if self.selection == "random":
             keys = row_keys(canvas.noise, "selection", self.total)
@@ -72,26 +76,33 @@ class RowSelection:
             known_count: number of tokens that were decided before the previous pass.
             required: rows of the wanted tokens, then rows of the new tokens, int64 [E, m].
         """
-        order = self.canvas.order.decision_order
-        start = self.canvas.order.count_before[step]
-
-        rank = None  # for least-similar and most-similar, RowChoice ranks the rows by similarity
-        if self.selection == "decided":
-            size = known_count + required.shape[1]  # known + new + wanted
-            rank = self._ranked_first(order[:, :start])
-        elif self.selection == "undecided":
-            size = self.canvas.cells - known_count  # new + wanted + others
-            rank = self._ranked_first(order[:, start:])
-        else:
-            size = max(required.shape[1] + self.spare, int(self.total * self.share[step]))
-            if self.selection == "random":
-                rank = self.random.uniform(step).view(-1, self.total)
-
+        size = self._size(step, known_count, required.shape[1])
         if size >= self.total:
             return None
-        if rank is not None:
-            rank = rank.repeat(len(required) // len(rank), 1)
-        return RowChoice(required, size, rank, self.selection == "most-similar")
+        if self.selection in BY_SIMILARITY:
+            return ChoiceBySimilarity(required, size, most_similar=self.selection == "most-similar")
+
+        rank = self._rank(step)  # [B, N]
+        return ChoiceByRank(required, size, rank.repeat(len(required) // len(rank), 1))
+
+    def _size(self, step: int, known_count: int, required_count: int) -> int:
+        """Number of rows to compute; ``required_count``: number of wanted and new tokens."""
+        if self.selection == "decided":
+            return known_count + required_count  # known + new + wanted
+        if self.selection == "undecided":
+            return self.canvas.cells - known_count  # new + wanted + others
+        return max(required_count + self.spare, int(self.total * self.ratios[step]))
+
+    def _rank(self, step: int) -> Tensor:
+        """Ranks of the rows for *decided*, *undecided* and *random*, fp32 [B, N]."""
+        if self.selection == "random":
+            return self.random.uniform(step).view(-1, self.total)
+
+        order = self.canvas.order.decision_order
+        decided_count = self.canvas.order.count_before[step]
+        if self.selection == "decided":
+            return self._ranked_first(order[:, :decided_count])
+        return self._ranked_first(order[:, decided_count:])
 
     def _ranked_first(self, tokens: Tensor) -> Tensor:
         """Ranks, fp32 [B, N], that put ``tokens``, int64 [B, n], before all other rows."""
@@ -99,33 +110,48 @@ class RowSelection:
         return rank.scatter_(1, tokens + self.canvas.model.net.config.buffer, 0.0)
 
 
-class RowChoice(NamedTuple):
-    """Chooses the rows that the decoder computes after the measuring block: ``required``, and the rows of lowest rank.
-
-    With ranks by similarity, this is equation (8).
-    """
+class ChoiceByRank(NamedTuple):
+    """Chooses the rows that the decoder computes after the measuring block, by ranks that are known before the pass."""
 
     required: Tensor  # int64 [E, m], rows that the pass computes in any case
     size: int  # number of rows that the pass computes, including ``required``
-    rank: Tensor | None  # fp32 [E, N]. None: rank the rows by similarity
-    most_similar: bool  # if rank is None: whether to compute the most similar rows, or the least similar
+    rank: Tensor  # fp32 [E, N]
 
     def __call__(self, values: Tensor, previous: Tensor) -> Tensor:
-        """The rows to compute, int64 [E, size]. The rows in ``required`` come first.
+        """The rows to compute, int64 [E, size]; see :func:`lowest_ranked`. The arguments are those of
+        :meth:`ChoiceBySimilarity.__call__`, and have no effect here.
+        """
+        return lowest_ranked(self.rank, self.required, self.size)
+
+
+class ChoiceBySimilarity(NamedTuple):
+    """Chooses the rows that the decoder computes after the measuring block, by equation (8)."""
+
+    required: Tensor  # int64 [E, m], rows that the pass computes in any case
+    size: int  # number of rows that the pass computes, including ``required``
+    most_similar: bool  # whether to compute the most similar rows, or the least similar
+
+    def __call__(self, values: Tensor, previous: Tensor) -> Tensor:
+        """The rows to compute, int64 [E, size]; see :func:`lowest_ranked`.
 
         ``values``, ``previous``: the attention values V of the measuring block in this pass and in the previous pass,
         [E, heads, N, d].
         """
-        rank = self.rank
-        if rank is None:
-            # The similarities of unchanged rows differ only by rounding errors. These must not decide the order of the
-            # rows, so round s more coarsely.
-            s = (similarity(values, previous) * 2**17).round() / 2**17
-            rank = -s if self.most_similar else s
+        # The similarities of unchanged rows differ only by rounding errors. These must not decide the order of the
+        # rows, so round s more coarsely.
+        s = (similarity(values, previous) * 2**17).round() / 2**17
+        return lowest_ranked(-s if self.most_similar else s, self.required, self.size)
 
-        # The rows of lowest rank. If two rows have the same rank, the row with the lower index comes first.
-        others = rank.scatter(1, self.required, torch.inf).argsort(dim=1, stable=True)
-        return torch.cat([self.required, others[:, : self.size - self.required.shape[1]]], dim=1)
+
+RowChoice: TypeAlias = ChoiceByRank | ChoiceBySimilarity
+
+
+def lowest_ranked(rank: Tensor, required: Tensor, size: int) -> Tensor:
+    """The rows in ``required``, int64 [E, m], and then the other rows of lowest ``rank``, fp32 [E, N]: int64 [E, size].
+    If two rows have the same rank, the row with the lower index comes first.
+    """
+    others = rank.scatter(1, required, torch.inf).argsort(dim=1, stable=True)
+    return torch.cat([required, others[:, : size - required.shape[1]]], dim=1)
 
 
 def similarity(values: Tensor, previous: Tensor) -> Tensor:

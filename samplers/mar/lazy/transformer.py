@@ -1,9 +1,12 @@
 """The transformer with LazyMAR's caches. ``__init__.py`` describes the method and its equations.
 
 Shapes: B images, P branches of guidance, L tokens, N rows of the decoder, C width. The N rows are first the ``buffer``
-class rows, then the L tokens. A batch has E entries, usually P B: one for each image in the conditional branch, then
-one for each image in the null branch. E is only B in a pass without the null branch. E is also B in the encoders of
-Harmon and UniPic: these do not read the class or prompt, so both branches share the output.
+class rows, then the L tokens. A row is one vector, so in this file the batch rows of the glossary are called *entries*:
+
+- The decoder's batch has E entries. E is P B: one entry for each image in the conditional branch, then one for each
+  image in the null branch. E is only B in a pass without the null branch.
+- The encoder's batch has F entries. F is E in class models. F is B in Harmon and UniPic, whose encoders do not read the
+  prompt, so both branches share the output.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from ....networks.mar import NONE_KEPT, DecoderCache, pick, run_decoder
 from ..canvas import MARCanvas
 from ..transformer import FullTransformer, Transformer
 from .head import CachedHeadEvaluation
-from .schedule import Refresh, refreshes
+from .schedule import StoredFeatures, stored_by_refreshes
 from .selection import RowSelection
 from .settings import CacheSettings
 
@@ -29,13 +32,14 @@ from .settings import CacheSettings
 class TransformerCache:
     """What a refresh stores for the passes before the next refresh, and what each pass stores for the next pass."""
 
-    until: int  # AR step of the next refresh
-    step: int  # AR step of the previous pass
+    next_refresh: int  # AR step of the next refresh
+    previous_step: int  # AR step of the previous pass
     encoder: State  # encoder cache: a store of keys and values for each block; empty without this cache
     decoder: DecoderCache | None  # token cache; None if all passes until the next refresh compute all rows
     # Encoder cache: the features of the language model, which runs between encoder and decoder in Harmon and UniPic.
     language_model: Any = None
-    rows: Tensor | None = None  # encoder cache: the decoder's input rows in the last pass, [E, N, C], see MAR.canvas
+    # Encoder cache: the decoder's input rows in the previous pass, [E, N, C], see MAR.decoder_rows.
+    decoder_rows: Tensor | None = None
     residual: Tensor | None = None  # condition cache: null minus conditional branch at the refresh, [B, L, C]
 
     @property
@@ -46,7 +50,7 @@ class TransformerCache:
             found += [*self.decoder.stores, *self.decoder.measured]
         if self.language_model is not None:
             found += self.language_model.tensors
-        return found + [tensor for tensor in (self.rows, self.residual) if tensor is not None]
+        return found + [tensor for tensor in (self.decoder_rows, self.residual) if tensor is not None]
 
 
 class PassShape(NamedTuple):
@@ -63,15 +67,15 @@ class PassShape(NamedTuple):
 
     @property
     def encoder_entries(self) -> int:
-        """E, the number of entries in the encoder's batch."""
+        """F, the number of entries in the encoder's batch."""
         return self.encoder_branches * self.images
 
-    def repeat(self, of_images: Tensor) -> Tensor:
+    def repeat_for_decoder(self, of_images: Tensor) -> Tensor:
         """Values of the images, [B, ...], repeated for the entries of the decoder, [E, ...]."""
         return of_images.repeat(self.branches, *(1,) * (of_images.ndim - 1))
 
     def repeat_for_encoder(self, of_images: Tensor) -> Tensor:
-        """Values of the images, [B, ...], repeated for the entries of the encoder, [E, ...]."""
+        """Values of the images, [B, ...], repeated for the entries of the encoder, [F, ...]."""
         return of_images.repeat(self.encoder_branches, *(1,) * (of_images.ndim - 1))
 
 
@@ -84,75 +88,85 @@ class LazyTransformer(Transformer):
 
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
         super().__init__(canvas)
-        net = canvas.model.net
-        c = net.config
-        self.head = CachedHeadEvaluation(net, canvas.report, settings)
+        c = canvas.model.net.config
+        self.head = CachedHeadEvaluation(canvas.model.net, canvas.report, settings)
         self.full = FullTransformer(canvas)
+        self.buffer_vectors = self.full.buffer_vectors  # for the encoder's class rows, [F, C]
 
         # Which rows the passes between two refreshes compute, and what a refresh at each AR step stores.
         self.row_selection = RowSelection(canvas, settings)
-        shares = self.row_selection.share
-        self.refreshes = refreshes(settings, canvas.order.count_before, shares, c.buffer, canvas.guided)
+        self.stored_by_refreshes = stored_by_refreshes(
+            settings, canvas.order.count_before, self.row_selection.leaves_out_rows, c.buffer, canvas.guided
+        )
 
         # A refresh computes all branches of guidance. If the condition cache is on, the passes between two refreshes
         # compute only the conditional branch. The null branch is always the last branch of a batch.
-        self.buffer_vectors = self.full.buffer_vectors  # for the encoder's class rows, [E, C]
-        branches = 1 + canvas.guided
+        branches = 2 if canvas.guided else 1
         encoder_branches = len(self.buffer_vectors) // canvas.images
-        self.refresh_shape = PassShape(canvas.images, branches, encoder_branches)
-        self.reuse_shape = self.refresh_shape
+        self.shape_of_refresh = PassShape(canvas.images, branches, encoder_branches)
+        self.shape_of_reuse = self.shape_of_refresh
         if settings.condition_cache:
-            self.reuse_shape = PassShape(canvas.images, branches=1, encoder_branches=1)
+            self.shape_of_reuse = PassShape(canvas.images, branches=1, encoder_branches=1)
 
-        # Memory for what a refresh stores. Each refresh overwrites what the previous refresh stored.
-        keeping = [refresh for refresh in self.refreshes if refresh is not None]
-        encoder_rows = max((refresh.encoder_rows for refresh in keeping), default=0)
-        block = self.row_selection.block if any(refresh.decoder for refresh in keeping) else None
-        shape = self.reuse_shape
-        self.memory = FeatureCache(net, canvas.device, shape.entries, shape.encoder_entries, encoder_rows, block)
+        self.memory = self._new_memory()
         self.cache: TransformerCache | None = None
         self.reported_bytes = 0
+
+    def _new_memory(self) -> FeatureCache:
+        """Memory for what a refresh stores. Each refresh overwrites what the previous refresh stored."""
+        stored = [features for features in self.stored_by_refreshes if features is not None]
+        encoder_rows = max((features.encoder_rows for features in stored), default=0)
+        stores_decoder = any(features.decoder for features in stored)
+        shape = self.shape_of_reuse
+        return FeatureCache(
+            self.canvas.model.net,
+            self.canvas.device,
+            shape.entries,
+            shape.encoder_entries,
+            encoder_rows,
+            self.row_selection.measuring_index if stores_decoder else None,
+        )
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         """See :meth:`Transformer.__call__`. The pass reuses cached features, unless a refresh is due."""
         cache = self.cache
-        if cache is not None and cache.step <= step < cache.until:
-            return self.reuse(cache, step, wanted)
+        if cache is not None and cache.previous_step <= step < cache.next_refresh:
+            return self.reuse_features(cache, step, wanted)
 
         self.cache = None  # frees its tensors before the refresh makes new ones
-        return self.refresh(step, wanted)
+        return self.refresh_features(step, wanted)
 
     def discard_features(self) -> None:
         """Discard all cached features, so the next pass is a refresh."""
         self.cache = None
 
-    def refresh(self, step: int, wanted: Tensor) -> Tensor:
+    def refresh_features(self, step: int, wanted: Tensor) -> Tensor:
         """Run a pass that computes all rows, and store what later passes reuse. Returns z [P, B, M, C]."""
-        kept = self.refreshes[step]
-        if kept is None:
+        stored = self.stored_by_refreshes[step]
+        if stored is None:
             return self.full(step, wanted)
 
         net = self.canvas.model.net
-        shape = self.refresh_shape
-        cache = self._new_cache(kept, step)
+        shape = self.shape_of_refresh
+        cache = self._new_cache(stored, step)
 
         # 1. The encoder reads all decided tokens.
         known = self.canvas.order.decided_before(step)
         rows = self._encode(shape, known, cache)
-        if kept.encoder_rows:
-            cache.rows = rows[: self.reuse_shape.entries].clone()
+        if stored.encoder_rows:
+            cache.decoder_rows = rows[: self.shape_of_reuse.entries].clone()
 
         # 2. The decoder computes all rows in all blocks but the last. The last block computes the rows of the wanted
         # tokens, or the rows of all tokens if later passes need the residual.
-        wanted = shape.repeat(wanted)
+        wanted = shape.repeat_for_decoder(wanted)
         of_last_block = wanted
-        if kept.residual:
+        if stored.residual:
             of_last_block = torch.arange(net.config.tokens, device=wanted.device).repeat(len(wanted), 1)
         x = rows + net.decoder_pos_embed_learned
         features, _ = run_decoder(net, x, of_last_block, cache.decoder)
 
         # 3. The residual, equation (10).
-        if kept.residual:
+        if stored.residual:
             conditional, null = features.chunk(2)
             cache.residual = null - conditional
             features = pick(features, wanted)
@@ -162,17 +176,20 @@ class LazyTransformer(Transformer):
         self.cache = cache
         return net.conditions(features, wanted).unflatten(0, (shape.branches, -1))
 
-    def reuse(self, cache: TransformerCache, step: int, wanted: Tensor) -> Tensor:
+    def reuse_features(self, cache: TransformerCache, step: int, wanted: Tensor) -> Tensor:
         """Run a pass that reuses what the refresh and the previous pass stored. Returns z [P, B, M, C]."""
         canvas = self.canvas
         net = canvas.model.net
-        shape = self.reuse_shape
-        known_count = canvas.order.count_before[cache.step]  # number of tokens decided before the previous pass
-        new = canvas.order.positions_from(cache.step, step - cache.step)  # positions of the tokens decided since then
+        shape = self.shape_of_reuse
+
+        # The number of tokens decided before the previous pass, and the positions of the tokens decided since then.
+        previous = cache.previous_step
+        known_count = canvas.order.count_before[previous]
+        new = canvas.order.positions_from(previous, step - previous)
 
         # 1. With the encoder cache, the encoder reads only the class rows and the new tokens. The decoder's input rows
         # of all other tokens do not change. Without the encoder cache, the encoder reads all decided tokens.
-        if cache.rows is None:
+        if cache.decoder_rows is None:
             read = canvas.order.decided_before(step)
             rows = self._encode(shape, read, cache)
         else:
@@ -183,35 +200,37 @@ class LazyTransformer(Transformer):
         choose = None
         if cache.decoder is not None:
             required = torch.cat([wanted, new], dim=1) + net.config.buffer
-            choose = self.row_selection.choice(step, known_count, shape.repeat(required))
+            choose = self.row_selection.choice(step, known_count, shape.repeat_for_decoder(required))
         x = rows + net.decoder_pos_embed_learned
-        features, chosen = run_decoder(net, x, shape.repeat(wanted), cache.decoder, choose)
+        features, chosen = run_decoder(net, x, shape.repeat_for_decoder(wanted), cache.decoder, choose)
 
         # 3. The null branch is the conditional branch plus the residual of the refresh, equation (10).
         if cache.residual is not None:
             features = torch.cat([features, features + pick(cache.residual, wanted)])
 
         self._count(shape, read.shape[1], chosen)
-        reuses = cache.rows is not None or chosen is not None or cache.residual is not None
+        reuses = cache.decoder_rows is not None or chosen is not None or cache.residual is not None
         canvas.report.add(cached_calls=int(reuses))
-        cache.step = step
-        branches = self.refresh_shape.branches  # with the residual, z has both branches again
-        return net.conditions(features, self.refresh_shape.repeat(wanted)).unflatten(0, (branches, -1))
+        cache.previous_step = step
 
-    def _new_cache(self, kept: Refresh, step: int) -> TransformerCache:
-        """An empty cache for what the refresh at AR step ``step`` stores (``kept``). It uses :attr:`memory`."""
-        cache = TransformerCache(until=kept.until, step=step, encoder=NONE_KEPT, decoder=None)
-        if kept.decoder:
+        # With the residual, z has both branches again, as in a refresh.
+        wanted = self.shape_of_refresh.repeat_for_decoder(wanted)
+        return net.conditions(features, wanted).unflatten(0, (self.shape_of_refresh.branches, -1))
+
+    def _new_cache(self, stored: StoredFeatures, step: int) -> TransformerCache:
+        """An empty cache for what the refresh at AR step ``step`` stores. It uses :attr:`memory`."""
+        cache = TransformerCache(stored.next_refresh, previous_step=step, encoder=NONE_KEPT, decoder=None)
+        if stored.decoder:
             cache.decoder = self.memory.decoder
-        if kept.encoder_rows:
-            cache.encoder = State(store[:, :, :, : kept.encoder_rows] for store in self.memory.encoder)
-            entries = self.reuse_shape.entries
-            cache.language_model = self.canvas.conditioning.feature_cache(entries, kept.encoder_rows)
+        if stored.encoder_rows:
+            cache.encoder = State(store[:, :, :, : stored.encoder_rows] for store in self.memory.encoder)
+            entries = self.shape_of_reuse.entries
+            cache.language_model = self.canvas.conditioning.feature_cache(entries, stored.encoder_rows)
         return cache
 
     def _encode(self, shape: PassShape, known: Tensor, cache: TransformerCache) -> Tensor:
-        """Encode all decided tokens. Returns the decoder's input rows [E, N, C], see :meth:`MAR.canvas`. The stores of
-        ``cache``, if it has any, receive the keys and values.
+        """Encode all decided tokens. Returns the decoder's input rows [E, N, C], see :meth:`MAR.decoder_rows`. The
+        stores of ``cache``, if it has any, receive the keys and values.
 
         ``known``: positions of all decided tokens, int64 [B, K].
         """
@@ -220,7 +239,7 @@ class LazyTransformer(Transformer):
         tokens, positions, buffer_vectors = self._encoder_inputs(shape, known)
         x = net.encode(tokens, positions, buffer_vectors, None, cache.encoder)
         fused = conditioning.fuse(x, positions, shape.branches > 1, cache=cache.language_model)
-        return net.canvas(fused, shape.repeat(known))
+        return net.decoder_rows(fused, shape.repeat_for_decoder(known))
 
     def _encode_more(self, shape: PassShape, new: Tensor, known_count: int, cache: TransformerCache) -> Tensor:
         """Encode the new tokens and the class rows. They attend to the stored keys and values of earlier tokens.
@@ -229,18 +248,19 @@ class LazyTransformer(Transformer):
         Args:
             new: positions of the new tokens, int64 [B, n].
             known_count: number of tokens that were decided before the previous pass.
-            cache: the stores receive the keys and values of the computed rows, and ``rows`` receives their values.
+            cache: the stores receive the keys and values of the computed rows, and ``decoder_rows`` receives the rows.
         """
         net = self.canvas.model.net
         x = net.encode_more(*self._encoder_inputs(shape, new), cache.encoder, known_count)
         fused = self.canvas.conditioning.extend(x, cache.language_model, known_count)
         class_rows_first = fused.roll(net.config.buffer, 1)  # encode_more returns the class rows last
-        cache.rows = net.canvas(class_rows_first, shape.repeat(new), rows=cache.rows)  # changes cache.rows in place
-        return cache.rows
+        new = shape.repeat_for_decoder(new)
+        cache.decoder_rows = net.decoder_rows(class_rows_first, new, rows=cache.decoder_rows)  # changes them in place
+        return cache.decoder_rows
 
     def _encoder_inputs(self, shape: PassShape, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The encoder's inputs for a pass that reads the tokens at ``positions``, int64 [B, K]. They are all
-        tokens [E, L, c], ``positions`` [E, K], and the vectors for the class rows [E, C], for E entries of the encoder.
+        tokens [F, L, c], ``positions`` [F, K], and the vectors for the class rows [F, C].
         """
         tokens = shape.repeat_for_encoder(self.canvas.values)
         return tokens, shape.repeat_for_encoder(positions), self.buffer_vectors[: shape.encoder_entries]
@@ -258,7 +278,7 @@ class LazyTransformer(Transformer):
         computed = total if chosen is None else chosen.shape[1]
 
         encoder_rows = shape.encoder_entries * (c.buffer + tokens_read)
-        later = c.decoder_depth - self.row_selection.block - 1  # number of blocks after the measuring block
+        later = c.decoder_depth - self.row_selection.measuring_index - 1  # number of blocks after the measuring block
         rows_of_blocks = total * (c.decoder_depth - later) + computed * later
         decoder_rows = round(shape.entries * rows_of_blocks / c.decoder_depth)  # the mean over the blocks
         canvas.report.add(**canvas.conditioning.counts(encoder_rows, decoder_rows))

@@ -29,7 +29,7 @@ from fastar_nodes.samplers.mar.lazy.head import (
     evaluate_reused,
     head_schedule,
 )
-from fastar_nodes.samplers.mar.lazy.schedule import computed_ratios, measuring_block, refreshes, spare_rows
+from fastar_nodes.samplers.mar.lazy.schedule import computed_ratios, measuring_block, spare_rows, stored_by_refreshes
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings, LazyMARSettings, head_period
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARBase, MARSettings
@@ -69,9 +69,9 @@ class Watched(LazyTransformer):
         self.refreshed, self.chosen = [], []
         self.row_selection.choice = partial(self.recorded_choice, self.row_selection.choice)
 
-    def refresh(self, step, wanted):
+    def refresh_features(self, step, wanted):
         self.refreshed.append(step)
-        return super().refresh(step, wanted)
+        return super().refresh_features(step, wanted)
 
     def recorded_choice(self, rows, step, known, must):
         choose = rows(step, known, must)
@@ -547,9 +547,9 @@ def test_reused_head_steps_compute_one_branch(deep):
 
 def test_rows_are_skipped_where_a_later_call_may():
     """The token cache is kept if a call between this refresh and the next computes a share of the rows."""
-    share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
+    leaves_out_rows = [False, False, True, False, False, True, False]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     for (step, until), skipped in wanted.items():
         made = CacheSettings(refresh_period=until - step, start_step=step)
-        found = refreshes(made, range(7), share, buffer=3, guided=True)[step]
-        assert found is not None and (found.until, found.decoder) == (until, skipped), (step, until)
+        found = stored_by_refreshes(made, range(7), leaves_out_rows, buffer=3, guided=True)[step]
+        assert found is not None and (found.next_refresh, found.decoder) == (until, skipped), (step, until)
