@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..networks.precision import is_finite
-from ..reports.record import fingerprint
+from ..reports.record import Report, fingerprint
 
 # Smallest mask value at which a token is regenerated. On a scale of 0 to 255, lower values round to 0. The soft edge of
 # a feathered mask thus belongs to the mask. ComfyUI's samplers, too, change the image wherever the mask is above 0.
@@ -89,6 +89,24 @@ class Edit:
             raise UserError("mask: it is empty; paint over the area to regenerate.")
 
         return tokens.flatten(1).expand(images, -1)
+
+
+def start_edit(
+    edit: Edit, start_tokens: Tensor, grid: tuple[int, int], images: int, report: Report
+) -> tuple[Tensor, Tensor]:
+    """Start an edit of B = ``images`` images, and write its digests into the report.
+
+    ``start_tokens``: all tokens of the image that the edit starts from, [1 or B, L, c]; ``grid``: h and w.
+
+    Returns:
+        The tokens, [B, L, c], 0 where the edit regenerates them; and which tokens it regenerates, bool [B, L].
+
+    Raises:
+        UserError: see :meth:`Edit.token_mask`.
+    """
+    regenerated = edit.token_mask(grid, images, start_tokens.device)
+    report.edits = edit_digests(start_tokens, regenerated)
+    return torch.where(regenerated[..., None], 0.0, start_tokens), regenerated
 
 
 def edit_digests(start_tokens: Tensor, regenerated: Tensor) -> tuple[str, ...]:

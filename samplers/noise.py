@@ -23,6 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..networks.torch_state import to_device
+
 # SplitMix64's constants as signed numbers, because torch computes in int64. Products wrap around modulo 2^64, as
 # SplitMix64 requires.
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -89,6 +91,26 @@ class PairedNoise:
         """
         generators = self._generators(f"{stream}/steps")
         return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in generators])
+
+
+class StreamNoise(NamedTuple):
+    """The noise of one stream for every token, fp32. For example, the diffusion of unaccelerated MAR reads the stream
+    "full".
+    """
+
+    start: Tensor  # the state before the first diffusion step, [B, L, c]
+    steps: Tensor  # the noise of each diffusion step, [S, B, L, c]
+
+
+def stream_noise(
+    noise: PairedNoise, stream: str, steps: int, tokens: int, channels: int, device: torch.device
+) -> StreamNoise:
+    """The noise of ``stream`` on ``device``, for S = ``steps`` diffusion steps and L = ``tokens`` tokens of c =
+    ``channels`` numbers.
+    """
+    start = noise.start_noise(stream, tokens, channels)
+    of_steps = noise.step_noise(stream, steps, tokens, channels)
+    return StreamNoise(to_device(start, device), to_device(of_steps, device).transpose(0, 1))
 
 
 def noise_bytes(images: int, streams: Mapping[str, int], numbers_per_step: int) -> int:

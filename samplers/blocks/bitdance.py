@@ -28,7 +28,7 @@ from ..diffusion_steps import StepTable, noise_for_steps, step_table
 from ..editing import Edit
 from ..engine import Sampler
 from ..heads import MODULATION_BUDGET
-from ..noise import CounterRNG, PairedNoise, row_keys
+from ..noise import CounterRNG, PairedNoise, StreamNoise, row_keys, stream_noise
 from ..speculation import take_steps
 from .canvas import BlockCanvas, Inputs, block_canvas
 from .diffusion import head_calls
@@ -105,7 +105,7 @@ class BlockLook:
         self.canvas = canvas
         self.inputs = inputs
         self.net = canvas.model.net
-        self.position_rows = self.net.places(canvas.grid)  # position embeddings, fp32 [L, D]
+        self.position_embeddings = self.net.places(canvas.grid)  # position embeddings, fp32 [L, D]
         self.cache: Any = None  # the network's KV cache; None before the first pass
         self.hidden: Tensor | None = None  # the network's output for the newest block in the cache, [R, K, D]
         self.fed = 0  # number of image tokens in the cache
@@ -114,7 +114,8 @@ class BlockLook:
         report = self.canvas.report
         at = self.canvas.span(block)
 
-        # 1. In the first call, feed the condition, and then the rows that stand in for the block before block 0.
+        # 1. In the first call, feed the condition, and then the embeddings that stand in for the block before
+        # block 0.
         if self.hidden is None:
             prefix, lengths, first = self.inputs
             self.hidden, self.cache = self.net.begin(prefix, lengths, first, self.canvas.grid)
@@ -124,14 +125,14 @@ class BlockLook:
         # 2. Feed the earlier blocks that are not in the cache yet. Both branches of guidance are in one batch.
         if at.start > self.fed:
             new = slice(self.fed, at.start)
-            rows = self.net.embed(self.canvas.branch_tokens[:, new], self.position_rows[new])
-            first_rows = self.canvas.block_size  # number of rows that stand in for the block before block 0
-            hidden = self.net.advance(rows, first_rows + self.fed, self.cache)
+            embeddings = self.net.embed(self.canvas.branch_tokens[:, new], self.position_embeddings[new])
+            before = self.canvas.block_size + self.fed  # the block before block 0 is in the cache too
+            hidden = self.net.advance(embeddings, before, self.cache)
             self.hidden = hidden[:, -self.canvas.block_size :]
             self.fed = at.start
-            report.add(transformer_passes=1, transformer_tokens=rows.shape[0] * rows.shape[1])
+            report.add(transformer_passes=1, transformer_tokens=embeddings.shape[:2].numel())
 
-        return self.hidden + self.position_rows[at]
+        return self.hidden + self.position_embeddings[at]
 
 
 class BlockDiffusion:
@@ -148,8 +149,7 @@ class BlockDiffusion:
         first = settings.diffusion_steps
         self.counts = annealed_steps(first, settings.diffusion_steps_end, canvas.blocks)
         self.calls_of = [count + 1 for count in self.counts]
-        # Noise in token order: for the start, fp32 [B, L, C], and for the steps, fp32 [S, B, L, C].
-        self.start, self.noise = noise_in_order(canvas)
+        self.noise = noise_in_order(canvas)
         # Keys of the random numbers that verify drafts, int64 [2 B, blocks]; None without speculation.
         self.keys = verification_keys(canvas) if settings.speculation_window > 1 else None
 
@@ -183,47 +183,40 @@ class BlockDiffusion:
         canvas = self.canvas
         at = canvas.span(block)
         rows = canvas.sampled_rows(block)
-        start = self.start[:, at]
-        noise = self.noise[:, :, at]
+        noise = StreamNoise(self.noise.start[:, at], self.noise.steps[:, :, at])
         if canvas.samples_null(block):
-            start, noise = with_null_noise(canvas, start, noise)
+            noise = with_null_noise(canvas, noise)
 
         table, times = self.tables[self.counts[block]]
         sampled = canvas.sampled_mask(block)
         fixed_tokens = None
         if sampled is not None:
-            fixed_tokens = FixedTokens(times, start, canvas.branch_tokens[:rows, at].clone(), sampled)
+            fixed_tokens = FixedTokens(times, noise.start, canvas.branch_tokens[:rows, at].clone(), sampled)
         return DiffusionBatch(
             z=conditions.unflatten(0, (-1, rows)).to(self.dtype),
-            cfg=torch.full((rows, 1, 1), canvas.cfg(block), device=start.device),
-            x=start,
-            noise=noise_for_steps(noise, self.counts[block]),
+            cfg=torch.full((rows, 1, 1), canvas.cfg(block), device=canvas.device),
+            x=noise.start,
+            noise=noise_for_steps(noise.steps, self.counts[block]),
             table=table,
             fixed_tokens=fixed_tokens,
         )
 
 
-def noise_in_order(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
-    """Noise in token order, on the device: the start of the diffusion, fp32 [B, L, C], and the noise of the steps, fp32
-    [S, B, L, C].
+def noise_in_order(canvas: BlockCanvas) -> StreamNoise:
+    """The noise of all tokens in token order, on the device.
 
     Each cell has its own noise, so models with different block sizes use the same noise at a cell.
     """
-    channels = canvas.model.net.channels
-    start = canvas.noise.start_noise("full", canvas.cells, channels)
-    steps = canvas.noise.step_noise("full", canvas.settings.diffusion_steps, canvas.cells, channels)
-    order = canvas.order
-    start = to_device(start, order.device)[:, order]
-    steps = to_device(steps, order.device)[:, :, order]
-    return start, steps.transpose(0, 1)
+    steps = canvas.settings.diffusion_steps
+    noise = stream_noise(canvas.noise, "full", steps, canvas.cells, canvas.model.net.channels, canvas.device)
+    return StreamNoise(noise.start[:, canvas.order], noise.steps[:, :, canvas.order])
 
 
-def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Append the null branch's noise to the noise of a block. Returns start [2 B, K, C] and steps [S, 2 B, K, C]."""
+def with_null_noise(canvas: BlockCanvas, noise: StreamNoise) -> StreamNoise:
+    """Append the null branch's noise to the noise of a block: start [2 B, K, C] and steps [S, 2 B, K, C]."""
     channels = canvas.model.net.channels
-    null_start = to_device(canvas.noise.start_noise("null", canvas.block_size, channels), start.device)
-    null_steps = to_device(canvas.noise.step_noise("null", len(steps), canvas.block_size, channels), start.device)
-    return torch.cat([start, null_start]), torch.cat([steps, null_steps.transpose(0, 1)], 1)
+    null = stream_noise(canvas.noise, "null", len(noise.steps), canvas.block_size, channels, canvas.device)
+    return StreamNoise(torch.cat([noise.start, null.start]), torch.cat([noise.steps, null.steps], 1))
 
 
 def verification_keys(canvas: BlockCanvas) -> Tensor:

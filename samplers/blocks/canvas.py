@@ -17,7 +17,7 @@ from ...errors import UserError
 from ...networks.bitdance import BitDanceClass, BlockModel
 from ...reports.record import Clock
 from ..conditioning import ClassCondition, ClassOrPrompt, expect_kind, expect_null_prompt
-from ..editing import Edit, edit_digests
+from ..editing import Edit, start_edit
 from ..engine import Canvas, start_report
 from ..noise import PairedNoise
 from .settings import BlockSettings
@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
 
     prefix: Tensor  # embeddings of the condition, [R, n, D]
     lengths: Tensor | None  # number of valid embeddings in each prefix, int64 [R]; None if all n are valid
-    first: Tensor  # rows [R, K, D] after the prefix; they stand in for the block before block 0
+    first: Tensor  # embeddings after the prefix, [R, K, D]; they stand in for the block before block 0
 
 
 @dataclass(eq=False)
@@ -153,11 +153,10 @@ def block_canvas(
     regenerated = None
     if edit is not None:
         start = start_tokens(model, edit, grid, device)
-        regenerated = edit.token_mask(grid, images, device)
-        report.edits = edit_digests(start, regenerated)
-        values = torch.where(regenerated[..., None], 0.0, start)
+        values, regenerated = start_edit(edit, start, grid, images, report)
 
-    branch_tokens = values[:, order].repeat(1 + guided, 1, 1)
+    branches = 2 if guided else 1
+    branch_tokens = values[:, order].repeat(branches, 1, 1)
     canvas = BlockCanvas(
         model,
         settings,
@@ -245,8 +244,9 @@ def expect_device(model: BlockModel, device: torch.device, settings: BlockSettin
         return
 
     height, width = model.grid(settings.height, settings.width)
-    rows = height * width * (1 + settings.uses_guidance)
-    work = 2 * weights * rows * (settings.diffusion_steps + 1)
+    branches = 2 if settings.uses_guidance else 1
+    calls = settings.diffusion_steps + 1
+    work = 2 * weights * height * width * branches * calls
     raise UserError(
         f"model: the diffusion head of {model.name} alone needs about {work / 1e15:.1f} PFLOP per image, too much for "
         "a CPU; use a GPU, or choose a BitDance-ImageNet model."

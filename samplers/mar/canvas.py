@@ -26,12 +26,12 @@ from ..conditioning import ClassOrPrompt, expect_kind
 from ..diffusion_steps import StepTable, noise_for_steps, step_table
 from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, Sampled, start_report
-from ..noise import PairedNoise
+from ..noise import PairedNoise, StreamNoise, stream_noise
 from .conditions import read_condition
 from .order import Order, make_order
 from .settings import SAFE_FIRST_TIMESTEP, MARBase
 from .tables import Respacing, respacing
-from .tokens import StreamNoise, Tokens
+from .tokens import Tokens
 
 
 @dataclass(eq=False)
@@ -135,9 +135,7 @@ class MARCanvas(Canvas):
 
         c = self.model.net.config
         count = len(respacing(streams[stream], self.noise_timestep, self.model.max_beta))
-        start = self.noise.start_noise(stream, c.tokens, c.channels)
-        steps = self.noise.step_noise(stream, count, c.tokens, c.channels)
-        return StreamNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
+        return stream_noise(self.noise, stream, count, c.tokens, c.channels, self.device)
 
     def batch(self, table: StepTable, tokens: Tokens, z: Tensor, noise: StreamNoise) -> DiffusionBatch:
         """A batch for the diffusion of N tokens, in their states before the first diffusion step of ``table``. Each

@@ -1,14 +1,12 @@
-"""The tokens and the noise of a diffusion: two arguments of :meth:`.MARCanvas.batch`.
+"""The tokens of a diffusion, an argument of :meth:`.MARCanvas.batch`.
 
-Shapes: B images, L tokens of c channels, S diffusion steps. A position is the index of a token in its image, counted
-row by row.
+Shapes: B images of L tokens. A position is the index of a token in its image, counted row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,12 +69,3 @@ class Tokens:
         """
         assert self.column is not None
         return self.index[0], self.column
-
-
-class StreamNoise(NamedTuple):
-    """The noise of one stream for every token, fp32. A stream is a sequence of random numbers with a name. For example,
-    the diffusion of unaccelerated MAR reads the stream "full".
-    """
-
-    start: Tensor  # the state before the first diffusion step, [B, L, c]
-    steps: Tensor  # the noise of each diffusion step, [S, B, L, c]

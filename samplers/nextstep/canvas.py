@@ -19,7 +19,7 @@ from ...networks.nextstep import COPY, NextStepModel, ReadSource, Rows, to_laten
 from ...networks.torch_state import to_device
 from ...reports.record import Clock
 from ..conditioning import ImagePromptCondition, PromptCondition, expect_editor, expect_kind
-from ..editing import Edit, edit_digests
+from ..editing import Edit, start_edit
 from ..engine import Canvas, start_report
 from ..noise import PairedNoise
 from .settings import CONSTANT, FALLING, RISING, NextStepSettings
@@ -36,7 +36,7 @@ class Branches(NamedTuple):
     """The branches of guidance, and what each reads. For the order of the branches see :func:`branches_for_texts`."""
 
     number: int  # P: 1 without guidance; 2 or 3 with guidance
-    rows: Rows  # what the language model reads before the first token: R rows, branch by branch
+    rows: Rows  # what the language model reads before the first token: R batch rows, branch by branch
 
 
 @dataclass(eq=False)
@@ -121,9 +121,7 @@ def nextstep_canvas(
     regenerated = None
     if edit is not None:
         start = start_tokens(model, edit, grid, device)
-        regenerated = edit.token_mask(grid, len(condition), device)
-        report.edits = edit_digests(start, regenerated)
-        values = torch.where(regenerated[..., None], 0.0, start)
+        values, regenerated = start_edit(edit, start, grid, len(condition), report)
 
     return NextStepCanvas(
         model, settings, noise, grid, values, report, regenerated=regenerated, branches=branches, clock=clock

@@ -26,7 +26,7 @@ from ..diffusion_steps import StepTable, noise_for_steps, step_table
 from ..editing import Edit
 from ..engine import Sampler, run_passes
 from ..heads import MODULATION_BUDGET
-from ..noise import CounterRNG, PairedNoise, row_keys
+from ..noise import CounterRNG, PairedNoise, row_keys, stream_noise
 from ..speculation import take_steps
 from .canvas import NextStepCanvas, NextStepCondition, nextstep_canvas
 from .flow import EM, flow
@@ -113,9 +113,9 @@ class TokenLook:
         # 1. In the first pass, read the prompts of all branches. The output for the last token of each prompt gives the
         # conditions of token 0.
         if self.conditions is None:
-            rows, lengths = canvas.model.prefix(canvas.branches.rows, canvas.cells)
-            self.conditions, self.cache = self.net.begin(rows, lengths, canvas.cells)
-            report.add(transformer_passes=1, transformer_tokens=rows.shape[:2].numel(), cache_bytes=self.cache.bytes)
+            prefix, lengths = canvas.model.prefix(canvas.branches.rows, canvas.cells)
+            self.conditions, self.cache = self.net.begin(prefix, lengths, canvas.cells)
+            report.add(transformer_passes=1, transformer_tokens=prefix.shape[:2].numel(), cache_bytes=self.cache.bytes)
 
         # 2. Feed the tokens that are not in the cache yet: the newest sampled token, and in an edit also the fixed
         # tokens after it.
@@ -138,11 +138,9 @@ class TokenFlow:
         self.dtype = net.head.cond_embed.weight.dtype
         self.counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, canvas.cells)
 
-        # Noise for every token: the state at the start, fp32 [B, L, T], and the noise of the steps, fp32 [S, B, L, T],
-        # where S is diffusion_steps.
-        steps = canvas.noise.step_noise("full", settings.diffusion_steps, canvas.cells, net.channels)
-        self.start = to_device(canvas.noise.start_noise("full", canvas.cells, net.channels), canvas.device)
-        self.noise = to_device(steps, canvas.device).transpose(0, 1)
+        self.noise = stream_noise(
+            canvas.noise, "full", settings.diffusion_steps, canvas.cells, net.channels, canvas.device
+        )
         # Keys of the random numbers that verify drafts, int64 [B, L]; None without speculation.
         self.keys: Tensor | None = None
         if settings.speculation_window > 1:
@@ -168,8 +166,8 @@ class TokenFlow:
         return DiffusionBatch(
             z=z[:, 0].unflatten(0, (self.canvas.branches.number, -1)).to(self.dtype),
             cfg=self.canvas.scales[cell].expand(self.canvas.images, -1),
-            x=self.start[:, cell],
-            noise=noise_for_steps(self.noise[:, :, cell], count),
+            x=self.noise.start[:, cell],
+            noise=noise_for_steps(self.noise.steps[:, :, cell], count),
             table=self.tables[count],
         )
 

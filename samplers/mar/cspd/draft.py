@@ -16,10 +16,11 @@ from ... import chain, diffusion_steps
 from ...chain import DiffusionBatch
 from ...conditioning import ClassOrPrompt
 from ...coupling import Gaussian
+from ...noise import StreamNoise
 from ...speculation import DraftedSteps
 from ..canvas import MARCanvas
 from ..diffusion import HeadEvaluation
-from ..tokens import StreamNoise, Tokens
+from ..tokens import Tokens
 from ..transformer import Transformer
 from .densities import LastStep
 

@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 from ...engine import Verdict
-from ...noise import CounterRNG
+from ...noise import CounterRNG, StreamNoise
 from ...speculation import Speculation
 from ..canvas import MARCanvas
 from ..diffusion import HeadEvaluation
-from ..tokens import StreamNoise
 from ..transformer import Transformer
 from .draft import MARDrafter, Paths
 from .mode import Mode

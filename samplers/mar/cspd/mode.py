@@ -18,9 +18,9 @@ from ....reports.record import ACCEPTED, PLAIN, REJECTED
 from ...chain import DiffusionBatch
 from ...diffusion_steps import StepTable
 from ...engine import Verdict
-from ...noise import row_keys
+from ...noise import StreamNoise, row_keys
 from ..canvas import MARCanvas
-from ..tokens import StreamNoise, Tokens
+from ..tokens import Tokens
 from ..transformer import Transformer
 from .draft import MARDrafter
 

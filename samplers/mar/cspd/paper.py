@@ -37,8 +37,9 @@ import torch
 
 from ....networks.torch_state import to_device
 from ...engine import Verdict
+from ...noise import StreamNoise
 from ..canvas import MARCanvas
-from ..tokens import StreamNoise, Tokens
+from ..tokens import Tokens
 from ..transformer import Transformer
 from .densities import PAPER_RULE, RejectionNoise, accept_or_resample
 from .draft import MARDrafter, Paths, sample_paths, table_with_last_std

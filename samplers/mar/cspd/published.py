@@ -22,8 +22,9 @@ import torch
 
 from ....reports.record import DRAFTED
 from ...engine import Verdict
+from ...noise import StreamNoise
 from ..canvas import MARCanvas
-from ..tokens import StreamNoise, Tokens
+from ..tokens import Tokens
 from ..transformer import Transformer
 from .densities import LastStep, RejectionNoise, Rule, accept_or_resample, joined_by_image
 from .draft import MARDrafter, sample_paths, table_with_last_std

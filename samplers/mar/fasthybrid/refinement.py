@@ -17,8 +17,9 @@ from torch import Tensor
 from ....networks.torch_state import to_device
 from ...chain import DiffusionBatch, MeanAdjustment
 from ...diffusion_steps import StepTable, noise_for_steps
+from ...noise import StreamNoise
 from ..canvas import MARCanvas
-from ..tokens import StreamNoise, Tokens
+from ..tokens import Tokens
 
 
 class Refinement(ABC):
