@@ -112,6 +112,28 @@ def knob(default: Any, help: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"knob": Knob(help, **metadata)})
 
 
+def speculation_knob(usual: str, more: str, head: str = "diffusion head") -> Any:
+    """The setting *speculation* (``speculation.py``).
+
+    Args:
+        usual: the usual value, in words.
+        more: what the help page adds to the tooltip.
+        head: what the tooltip calls the head.
+    """
+    return knob(
+        0,
+        f"Draft this many diffusion steps at once and verify them in one call of the {head}. The image differs from "
+        "the image without drafts, but drafts do not change the distribution from which images are sampled. Usual: "
+        f"{usual}.",
+        low=0,
+        high=64,
+        step=1,
+        symbol="L",
+        advanced=True,
+        more=more,
+    )
+
+
 def knobs(settings: type | object) -> dict[str, tuple[Any, Knob]]:
     """The default and the :class:`Knob` of each setting, by name, in the order of the fields."""
     return {f.name: (f.default, f.metadata["knob"]) for f in fields(settings)}  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..annealing import Annealed
-from ..settings import knob
+from ..settings import knob, speculation_knob
 
 # In each field: first the default and the tooltip, then the range.
 # fmt: off
@@ -50,10 +50,7 @@ class BlockSettings(Annealed):
         "first block (DiSA); lower is faster. Usual: a fifth of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
         low=1, high=1000, step=1, full_size_value=50, same_as="diffusion_steps", advanced=True)
-    speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
-        "head. The image differs from the image without drafts, but drafts do not change the distribution from which "
-        "images are sampled. Usual: 8 on a GPU; at 0 or 1, nothing is drafted.",
-        low=0, high=64, step=1, symbol="L", advanced=True,
+    speculation: int = speculation_knob("8 on a GPU; at 0 or 1, nothing is drafted",
         more="With a higher number, the diffusion head runs less often, but computes more at once, which may be "
             "slower on a CPU with many images. With more *diffusion_steps*, a larger share of the drafts is accepted.")
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..annealing import Annealed
-from ..settings import Guarantees, knob
+from ..settings import Guarantees, knob, speculation_knob
 from .schedule import ORDERS, masked_after
 
 # With DiSA, the last tokens can have fewer than FEW_STEPS diffusion steps. If they do, and the user has not set t_max,
@@ -147,10 +147,7 @@ class SpeculationSettings(MARBase):
     The settings of samplers with speculation inherit from this class.
     """
 
-    speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
-        "head. The image differs from the image without drafts, but drafts do not change the distribution from which "
-        "images are sampled. Usual: 8 on a GPU; at 0 or 1, nothing is drafted.",
-        low=0, high=64, step=1, symbol="L", advanced=True,
+    speculation: int = speculation_knob("8 on a GPU; at 0 or 1, nothing is drafted",
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
             "a CPU.")
 

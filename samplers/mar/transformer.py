@@ -6,7 +6,8 @@ Source: Li et al. 2024 (arXiv 2406.11838), section 3. :class:`FullTransformer` c
 Shapes: B images of L tokens, c channels of a token, C transformer width, and P branches. P is 2 with guidance: first
 the conditional branch, which reads the class or prompt, then the null branch, which does not. P is 1 without guidance.
 In the encoder and the decoder, *buffer rows* stand in front of an image's tokens. In class models, they hold the class.
-A position is the index of a token in its image.
+A position is the index of a token in its image. A *snapshot* is an image at an AR step: it has the tokens that were
+decided before this AR step. A pass may read Q snapshots, and several of them may be of the same image.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Transformer(ABC):
     # Calls the diffusion head. It belongs to the transformer, because LazyMAR has caches for the transformer and for
     # the head, and a sampler's argument ``make_transformer`` chooses both.
     head: HeadEvaluation
-    # Whether the images of one pass may be at different AR steps.
+    # Whether the snapshots of one pass may be at different AR steps.
     allows_different_steps = False
 
     def __init__(self, canvas: MARCanvas):
@@ -45,12 +46,11 @@ class Transformer(ABC):
     def discard_features(self) -> None:  # noqa: B027 (optional for subclasses)
         """Discard all cached features, if there are any. Call this after decided tokens have been resampled."""
 
-    def for_rows(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
-        """Compute z [P, R, M, C] of R batch rows at the positions ``wanted``, int64 [R, M].
+    def for_snapshots(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
+        """Compute z [P, Q, M, C] of Q snapshots at the positions ``wanted``, int64 [Q, M].
 
-        Batch row i is image ``images[i]`` at AR step ``steps[i]``: the transformer reads the tokens of this image that
-        were decided before this AR step. If :attr:`allows_different_steps` is False, the batch rows must be all images,
-        at the same AR step.
+        Snapshot i is image ``images[i]`` at AR step ``steps[i]``. If :attr:`allows_different_steps` is False, there
+        must be one snapshot of each image, all at the same AR step.
         """
         assert len(images) == self.canvas.images and len(set(steps)) == 1
         return self(steps[0], wanted)
@@ -82,28 +82,28 @@ class FullTransformer(Transformer):
         known = canvas.order.decided_before(step)
         return self._pass(canvas.conditioning, self.buffer_vectors, canvas.values, wanted, known)
 
-    def for_rows(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
-        """One pass for any batch rows. Except for rounding in padded attention, z equals the z of :meth:`__call__`."""
+    def for_snapshots(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
+        """One pass for any snapshots. Except for rounding in padded attention, z equals the z of :meth:`__call__`."""
         canvas = self.canvas
         order = canvas.order
         if len(set(steps)) == 1 and len(images) == len(canvas.values):
             return self(steps[0], wanted)
 
-        rows = to_device(torch.tensor(images), canvas.device)
-        known, mask = order.decided_before_each(rows, steps)
+        index = to_device(torch.tensor(images), canvas.device)
+        known, mask = order.decided_before_each(index, steps)
         conditioning = canvas.conditioning.of(images)
         buffer_vectors = conditioning.vectors(canvas.guided)
-        return self._pass(conditioning, buffer_vectors, canvas.values[rows], wanted, known, mask)
+        return self._pass(conditioning, buffer_vectors, canvas.values[index], wanted, known, mask)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
         """See :meth:`Transformer.each_step`; here one pass computes all ``count`` AR steps."""
         images = self.canvas.images
         order = self.canvas.order
 
-        # 1. The batch rows: all images at the first AR step, then all images at the second AR step, and so on.
+        # 1. The snapshots: all images at the first AR step, then all images at the second AR step, and so on.
         steps = range(step, step + count)
-        row_images = [*range(images)] * count
-        row_steps = [s for s in steps for _ in range(images)]
+        snapshot_images = [*range(images)] * count
+        snapshot_steps = [s for s in steps for _ in range(images)]
 
         # 2. The positions that each AR step decides. The first of them serves as padding.
         sizes = order.sizes[step : step + count]
@@ -114,7 +114,7 @@ class FullTransformer(Transformer):
             wanted.append(torch.cat([positions, padding], 1))
 
         # 3. Run one pass, and yield z of each AR step without the padding.
-        z = self.for_rows(row_images, row_steps, torch.cat(wanted))
+        z = self.for_snapshots(snapshot_images, snapshot_steps, torch.cat(wanted))
         yield [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
     def _pass(
@@ -126,23 +126,23 @@ class FullTransformer(Transformer):
         known: Tensor,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Compute z [P, R, M, C] of R batch rows. Each batch row is an image at one AR step.
+        """Compute z [P, Q, M, C] of Q snapshots.
 
         Args:
-            conditioning: the classes or prompts of the batch rows.
-            buffer_vectors: [R or 2 R, C], the vectors for the encoder's buffer rows.
-            tokens: [R, L, c], the tokens of the images.
-            wanted: int64 [R, M], the positions whose z is returned.
-            known: int64 [R, K], the positions whose tokens the encoder reads, ascending.
-            mask: bool [R, K], False on the padding of ``known``; None if ``known`` has no padding.
+            conditioning: the classes or prompts of the snapshots.
+            buffer_vectors: [Q or 2 Q, C], the vectors for the encoder's buffer rows.
+            tokens: [Q, L, c], the tokens of the images.
+            wanted: int64 [Q, M], the positions whose z is returned.
+            known: int64 [Q, K], the positions whose tokens the encoder reads, ascending.
+            mask: bool [Q, K], False on the padding of ``known``; None if ``known`` has no padding.
         """
         canvas = self.canvas
         net = canvas.model.net
 
-        # The decoder computes each batch row once per branch. An encoder that reads the class does the same. Any other
-        # encoder computes each batch row once, and all branches share the output. The conditional branch comes first,
-        # so the encoder uses the first rows of ``known`` and ``mask``.
-        branches = 1 + canvas.guided
+        # The decoder computes each snapshot once per branch. An encoder that reads the class does the same. Any other
+        # encoder computes each snapshot once, and all branches share the output. The conditional branch comes first,
+        # so the encoder uses the first entries of ``known`` and ``mask``.
+        branches = 2 if canvas.guided else 1
         encoder_branches = len(buffer_vectors) // len(tokens)
         known = known.repeat(branches, 1)
         known_of_encoder = known[: len(buffer_vectors)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..annealing import Annealed
-from ..settings import knob
+from ..settings import knob, speculation_knob
 from .flow import EM0, ODE, SOLVERS
 
 CONSTANT = "constant"
@@ -68,11 +68,8 @@ class NextStepSettings(Annealed):
         low=1, high=1000, step=1, full_size_value=28, same_as="diffusion_steps", advanced=True,
         more="See also the notes of this help page. We have not measured how fewer steps change the quality of the "
             "image.")
-    speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
-        "flow-matching head. The image differs from the image without drafts, but drafts do not change the "
-        "distribution from which images are sampled. Usual: 0, which drafts nothing; speculation helps only if the "
-        "calls are slow and cfg is low.",
-        low=0, high=64, step=1, symbol="L", advanced=True,
+    speculation: int = speculation_knob("0, which drafts nothing; speculation helps only if the calls are slow and cfg "
+        "is low", head="flow-matching head",
         more="Guidance multiplies the differences between drafts and predictions, so few drafts are accepted at "
             "*cfg* 7.5. With *speculation* 1, nothing is drafted, as with 0. With *solver* *ode*, which adds no "
             "noise, *speculation* has no effect.")

@@ -52,7 +52,9 @@ class CSpDSettings(MARBase):
 
     @property
     def ar_steps_per_head_call(self) -> int:
-        return self.draft_length + (self.mode == "paper")  # in mode paper, also the AR step after the drafts
+        if self.mode == "paper":
+            return self.draft_length + 1  # also the AR step after the drafts
+        return self.draft_length
 
     @property
     def ar_steps_per_pass(self) -> int:

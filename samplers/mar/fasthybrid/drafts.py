@@ -50,7 +50,7 @@ class NewestConditions:
         image_and_column = torch.stack([images[:, None].expand_as(columns), columns])
         image, column = to_device(image_and_column, self.order.decision_order.device)
         wanted = self.order.decision_order[image, column]
-        z = self.transformer.for_rows(images.tolist(), steps.flatten().tolist(), wanted)
+        z = self.transformer.for_snapshots(images.tolist(), steps.flatten().tolist(), wanted)
 
         if not self._z.numel():
             self._z = z.new_zeros(len(z), *self.order.decision_order.shape, z.shape[-1])

@@ -283,8 +283,8 @@ class Prescribed(FullTransformer):
         super().__init__(canvas)
         self.z = z
 
-    def for_rows(self, images, steps, wanted):
-        out = super().for_rows(images, steps, wanted)
+    def for_snapshots(self, images, steps, wanted):
+        out = super().for_snapshots(images, steps, wanted)
         for row, step in enumerate(steps):
             out[0, row] = self.z(images[row], step, wanted[row])
         return out
