@@ -44,12 +44,12 @@ def respaced_timesteps(count: int, t_max: int = TRAINING_STEPS - 1) -> list[int]
     """
     stride = (TRAINING_STEPS - 1) / (count - 1) if count > 1 else 1.0
 
-    position = 0.0
+    timestep = 0.0
     out = set()
     for _ in range(count):
         # As in the published code, Python's round rounds a sum of floats.
-        out.add(min(round(position), t_max))
-        position += stride
+        out.add(min(round(timestep), t_max))
+        timestep += stride
 
     return sorted(out)
 
@@ -119,8 +119,8 @@ def respacing_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Resp
         (low + high) / 4,  # log_std_middle
         (high - low) / 4,  # log_std_per_logit
     ]
-    rows = torch.stack(columns, dim=1).flip(0)  # highest timestep first
-    return Respacing(c.timestep_map, [DiffusionStep(*row) for row in rows.tolist()])
+    steps = torch.stack(columns, dim=1).flip(0)  # [S, 6], highest timestep first
+    return Respacing(c.timestep_map, [DiffusionStep(*coefficients) for coefficients in steps.tolist()])
 
 
 def constants(timesteps: Sequence[int] = range(TRAINING_STEPS), max_beta: float = MAX_BETA) -> Constants:
