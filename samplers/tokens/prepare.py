@@ -215,7 +215,7 @@ def prompt_ids(model: JanusModel, condition: PromptCondition | ImagePromptCondit
 
 
 def _expect_lengths(model: TokenModel, counts: list[int]) -> None:
-    """Check how many condition rows each image has, the ``counts``.
+    """Check the ``counts``, the number of condition rows of each image.
 
     Raises:
         UserError: a text has more tokens than the model reads; or the model has absolute positions, and either the

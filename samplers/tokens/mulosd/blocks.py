@@ -44,7 +44,7 @@ class Block:
         4, 5   later                  96 to 143   later
 
     The progress counts each cell twice: when the cell is drafted, and when it is final. It does not count passes,
-    because how many passes resample a block is known only after the target has verified the block.
+    because the number of passes that resample a block is not known until the target has verified the block.
     """
 
     ratio: int  # r
@@ -58,12 +58,12 @@ class Block:
         return self.cells.start == 0
 
     def progress_of_draft(self, passes: int) -> int:
-        """The progress, in cells, after ``passes`` of the draft model's passes in the block."""
+        """The progress, in cells, when the draft model has made ``passes`` passes in the block."""
         planned = sum(1 for p in self.schedule.passes if p.cells)  # an empty first pass does not run
         return 2 * self.cells.start + len(self.cells) * passes // planned
 
     def progress_of_repair(self, passes: int, planned: int) -> int:
-        """The progress, in cells, after ``passes`` of the ``planned`` waves that resample the block."""
+        """The progress, in cells, when ``passes`` of the ``planned`` passes that resample the block are done."""
         return 2 * self.cells.start + len(self.cells) + len(self.cells) * passes // planned
 
 
@@ -89,11 +89,11 @@ def draft_schedule(draft_side: int, zipar_window: int, known_rows: int, new_rows
 
     Args:
         draft_side: side of the draft's grid.
-        zipar_window: ZipAR's window, in tokens. The order is raster order if it is 0, or at least ``draft_side``.
+        zipar_window: ZipAR's window, in tokens. With 0, or with ``draft_side`` or more, the order is raster order.
         known_rows: number of draft rows that are decided already.
         new_rows: number of draft rows to generate after the known rows.
-        rows_fed_again: number of known draft rows that are fed again because their tokens may have changed. They are
-            the last known draft rows.
+        rows_fed_again: number of known draft rows that are fed again because their tokens may have changed. These
+            rows are at the end of the known rows.
     """
     # 1. The tokens of every pass, counted from the first new token.
     if 0 < zipar_window < draft_side:
