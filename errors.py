@@ -47,8 +47,8 @@ class NotOfImages(UserError, AttributeError):
 
     def __init__(self, attribute: str):
         super().__init__(
-            f"vae: a VAE of FastAR is for single images only and has no {attribute}, which this node needs; connect a "
-            "different VAE."
+            f"vae: this node needs {attribute!r}, which a VAE of FastAR does not have, because it is for single images "
+            "only; connect a different VAE."
         )
 
 

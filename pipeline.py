@@ -415,7 +415,7 @@ class Pipeline:
         kind = self.ready.condition
         if negative is not None and kind != "prompt":
             raise UserError(
-                f"negative: only Harmon, UniPic and NextStep read a negative text, but {self.model.name} reads "
+                f"negative: only Harmon, UniPic and NextStep read a negative text. {self.model.name} reads only "
                 f"{KINDS[kind]}; leave negative out."
             )
 
@@ -432,7 +432,8 @@ class Pipeline:
             )
         if image is not None and negative is not None:
             raise UserError(
-                f"negative: with an image, {self.model.name} uses its own negative text; leave negative out."
+                f"negative: when {self.model.name} edits an image, it uses its own negative text instead of yours; "
+                "leave negative out."
             )
         if freedom is not None and image is None:
             raise UserError(
@@ -558,7 +559,7 @@ class Pipeline:
 
         if entry.name not in suited:
             demos = entry.demos(entry.family.name)
-            remedy = f'load another model, for example load("{demos[0]}"), or choose' if demos else "choose"
+            remedy = f'load a different model, for example with load("{demos[0]}"), or choose' if demos else "choose"
             raise UserError(
                 f"sampler: {entry.name} works with {entry.models}, but not with {self.model.name}; {remedy} one of "
                 f"{', '.join(suited)}."

@@ -58,7 +58,7 @@ def conditions(
     if texts and kinds == {"class"}:
         raise UserError(
             f"prompt: the models of this run ({names}) read classes, not prompts; leave out --prompt and every setting "
-            f"{PROMPT}.*, and name a class with --label if the command has this option."
+            f"{PROMPT}.*. If the command has the option --label, name a class with --label."
         )
     if label is not None and "class" not in kinds:
         raise UserError(
@@ -74,8 +74,8 @@ def conditions(
     stated = getattr(options, "freedom", None)
     if stated is not None and not images:
         raise UserError(
-            "freedom: this option needs an image that the prompt changes; give the image with --image, or leave "
-            "freedom out."
+            "freedom: this option is only for editing an image by prompt; give the image to edit with --image, or "
+            "leave freedom out."
         )
     if images and "class" in kinds:
         raise UserError(
@@ -84,7 +84,8 @@ def conditions(
         )
     if images and getattr(options, "negative", None) is not None:
         raise UserError(
-            f"negative: with --image, the models of this run ({names}) use their own negative text; leave negative out."
+            f"negative: with --image, the models of this run ({names}) use their own negative text instead of yours; "
+            "leave negative out."
         )
 
     build = builder(

@@ -97,9 +97,9 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
         (side, first), (other_side, second), *_ = sizes.items()
         raise UserError(
             f"samplers: the demo model of {' and '.join(first)} has {side} x {side} tokens, but the demo model of "
-            f"{' and '.join(second)} has {other_side} x {other_side}. FastAR can compare {entry.name} only with "
-            f"samplers of one size; leave out either {' and '.join(first)}, or {' and '.join(second)}. Compare the "
-            "samplers that you left out in a second run of the command."
+            f"{' and '.join(second)} has {other_side} x {other_side} tokens. In one run, FastAR can compare "
+            f"{entry.name} only with demo models of one size. Leave out either {' and '.join(first)}, or "
+            f"{' and '.join(second)}, and compare the samplers that you left out in a second run."
         )
 
     (wanted,) = sizes

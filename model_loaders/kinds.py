@@ -228,7 +228,7 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
     kind = KINDS[family]
     device = torch.device(device)
     if name == "fp16" and kind.overflows:
-        raise UserError(f"dtype: fp16 overflows in {kind.noun}; choose bf16, fp32 or auto")
+        raise UserError(f"dtype: {kind.noun} computes numbers that are too large for fp16; choose bf16, fp32 or auto")
     if name == "fp16" and kind.untested:
         raise UserError(
             f"dtype: {kind.noun} was trained in bf16, and nobody has tested it in fp16; choose bf16, fp32 or auto"
@@ -243,7 +243,7 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
             f"change its images; choose {INT8}"
         )
     if name not in known:
-        raise UserError(f"dtype: {name!r} is not known for {kind.noun}; choose {', '.join(known)}")
+        raise UserError(f"dtype: FastAR cannot load {kind.noun} in {name!r}; choose one of {', '.join(known)}")
     if name == FP8 and not holds_fp8(device):
         raise UserError(f"dtype: fp8 is not supported on {device}; choose {INT8}, which needs the same memory")
 

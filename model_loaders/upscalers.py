@@ -38,8 +38,8 @@ def load_upscaler(path: Path, device: torch.device) -> tuple[Callable[[Tensor], 
         spandrel = import_module("spandrel")
     except (ImportError, RuntimeError) as e:  # a torchvision that does not fit torch raises the latter
         raise UserError(
-            f"upscale_model: the package spandrel, which reads these files, cannot be imported ({first_line(e)}); "
-            "install spandrel, and the version of torchvision that fits your torch."
+            f"upscale_model: FastAR reads super-resolution models with the package spandrel, which cannot be imported "
+            f"({first_line(e)}); install spandrel, and the version of torchvision that fits your torch."
         ) from None
 
     try:

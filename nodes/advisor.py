@@ -28,15 +28,15 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED, checked_seed, output, 
 class Advisor(ModelFirst):
     more = {
         "condition": "Advisor measures batches with one image for each entry of the condition.",
-        "seed": "Advisor uses this seed in the first round.",
+        "seed": "Advisor uses this seed in the first round, and adds 1 to the seed for each repeat.",
         "draft": "If you connect a draft model, Advisor also tries CSpD or MuLo-SD, whichever works with the model.",
     }
     more_of_outputs = {
         "sampler": (
-            "An example is *fasthybrid: preset=fast*. If no sampler within the limit is faster, this is the "
-            "unaccelerated sampler."
+            "An example is *fasthybrid: preset=fast*. If no sampler within the limit is faster than the unaccelerated "
+            "sampler, Advisor recommends the unaccelerated sampler."
         ),
-        "table": "The table has the median speed-up, and the lowest and the highest speed-up of the repeats.",
+        "table": "For each sampler, the table has the median, the lowest and the highest speed-up of the repeats.",
         "image": "Both images are from the first repeat. The preview on the node also shows the image of the "
         "recommended sampler.",
     }
@@ -58,8 +58,8 @@ class Advisor(ModelFirst):
             node_id="FastARAdvisor",
             display_name="Advisor",
             category="FastAR/compare",
-            description="Tries all accelerated samplers that work with the model, on your computer and with the same "
-            "seeds. It finds the fastest sampler whose images stay close enough to the images without acceleration.",
+            description="Measures on your computer how fast each accelerated sampler runs the model. It recommends "
+            "the fastest sampler whose images stay close enough to the images without acceleration.",
             search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,

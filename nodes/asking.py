@@ -41,24 +41,26 @@ _head = ModelCache(host.devices.get_compute_device, host.devices.get_offload_dev
 
 _SEED = "Controls the randomness of the answers. The seed matters only if temperature is above 0."
 _SEED_IN_BATCH = (
-    "Above temperature 0, an answer depends on the position of its image in the batch, but not on the other images."
+    "If temperature is above 0, an answer also depends on the position of its image in the batch, but not on the "
+    "other images."
 )
 
 
 class AskAboutImage(io.ComfyNode):
     more = {
-        "model": "It may be Janus-Pro-1B, Janus-Pro-7B, Janus-Pro-R1-7B, Janus 1.3B or Janus-4o-7B. The file must hold "
-        "all weights of the model.",
+        "model": "The possible models are Janus-Pro-1B, Janus-Pro-7B, Janus-Pro-R1-7B, Janus 1.3B and Janus-4o-7B. The "
+        "file must hold all weights of the model.",
         "image": "FastAR scales an image so that its longer side has 384 pixels, and pads it with grey to a square.",
         "temperature": (
-            "At 0, the same question about the same image always gets the same answer. Above 0, each word is sampled "
-            "from the likeliest words that together reach a probability of 0.95. The authors' demo uses 0.1."
+            "At 0, the same question about the same image always gets the same answer. Above 0, the model samples each "
+            "word from the likeliest words: it takes as many of them as reach a total probability of 0.95. The "
+            "authors' demo uses 0.1."
         ),
     }
     more_of_outputs = {
         "answer": (
-            "A connected node runs once for each answer. The subgraph *Describe and Draw (Janus)* connects the answer "
-            "to *text* of Prompt (FastAR)."
+            "The node that you connect to this output runs once for each answer. For example, the subgraph *Describe "
+            "and Draw (Janus)* connects this output to *text* of Prompt (FastAR)."
         ),
     }
 
@@ -83,7 +85,7 @@ class AskAboutImage(io.ComfyNode):
             description="Answers a question about an image in words, or describes the image, with a Janus. The answer "
             "can be the prompt of another node.",
             search_aliases=["caption", "describe", "interrogate", "image to text", "vision", "vqa", "janus"],
-            sockets=[TOKEN_MODEL.Input("model", tooltip="A Janus, from Load Janus."), image],
+            sockets=[TOKEN_MODEL.Input("model", tooltip="A Janus model, from Load Janus."), image],
             widgets=[question, seed_widget(tooltip=_SEED, more=_SEED_IN_BATCH), *widgets(AnswerSettings)],
             outputs=[output(io.String, "answer", "One answer for each image.", is_output_list=True)],
             hidden=[io.Hidden.unique_id],

@@ -61,12 +61,12 @@ class CompareSettings(Settings):
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="If no report of an unaccelerated sampler (such as MAR, LlamaGen or Tar) is connected, the baseline is "
-        "an accelerated sampler whose settings give the identical image, or else the sampler that made the "
-        "most passes. At 0, each kind of model (such as MAR, LlamaGen and Tar) gets its own baseline and group "
-        "of cells, because their networks and image sizes differ. Two models of the same kind, or two image "
-        "sizes, also get separate baselines. With any other number, the cell with that number is the baseline "
-        "of all cells.",
+        more="With any other number, the cell with that number is the baseline of all cells. At 0, each kind of "
+        "model (such as MAR, LlamaGen and Tar) gets its own group of cells with its own baseline, because the networks "
+        "and image sizes of different kinds differ. If two models of one kind, or two image sizes, each have several "
+        "cells, they also get separate groups. If a group has no report of an unaccelerated sampler, its baseline is "
+        "an accelerated sampler whose settings give the identical image. If it has no such sampler either, its "
+        "baseline is the sampler that made the most passes.",
     )
     differences: bool = knob(
         False,
@@ -118,18 +118,19 @@ class Compare(io.ComfyNode):
     """
 
     more = {
-        "image_1": "The editor shows two pairs of sockets, and adds a pair when you connect the last pair.",
-        "report_1": "Without a report, the cell shows no numbers.",
+        "image_1": "The editor first shows sockets for two images and their reports. When you connect the last image, "
+        "it adds sockets for one more image and its report.",
+        "report_1": "For example, *report_2* belongs to *image_2*. Without a report, the cell shows no numbers.",
         "labels": (
-            "For characters that English does not use, FastAR needs a font on the machine that runs ComfyUI. If no "
-            "font has a character, the image shows the character's code, such as [4E2D]."
+            "To draw characters that English does not use, FastAR needs a font that has them, on the machine that runs "
+            "ComfyUI. If there is no such font, the image shows the character's code, such as [4E2D]."
         ),
     }
     more_of_outputs = {
         "image": "If this output is not connected, the node itself shows the image. To keep the image, connect Save "
         "Image.",
-        "table": "Connect it to Preview as Text.",
-        "images": "Connect Save Image: every image gets a file of its own, without captions.",
+        "table": "Connect the table to Preview as Text.",
+        "images": "Connect the list to Save Image: every image gets a file of its own.",
     }
 
     @classmethod
@@ -139,14 +140,14 @@ class Compare(io.ComfyNode):
             image = io.Image.Input(
                 f"image_{i}",
                 optional=i > 1,
-                tooltip="An image or a batch, shown in one cell. A list of images fills one cell for each entry of the "
-                "list.",
+                tooltip="The image or the batch of one run, which is shown in one cell. If several runs arrive as a "
+                "list, each entry of the list gets a cell of its own.",
             )
             report = REPORT.Input(
                 f"report_{i}",
                 optional=True,
-                tooltip="The report of the sampler that generated the image with the same number; the numbers of the "
-                "report are shown below that image.",
+                tooltip="The report of the sampler whose image is connected to the image input with the same number. "
+                "The cell shows the seconds and counts of the report below the image.",
             )
             pairs += [image, report]
 
@@ -156,9 +157,9 @@ class Compare(io.ComfyNode):
             optional=True,
             multiline=True,
             placeholder="labels, one line per cell (optional)",
-            tooltip="Labels of the cells, one line per cell, in the order of the inputs. For an empty line, the node "
-            "shows the name of the sampler and, if several cells have the same sampler, the settings in which these "
-            "cells differ.",
+            tooltip="Labels of the cells, one line per cell, in the order of the inputs. If a line is empty, the label "
+            "is the name of the sampler. If several cells have the same sampler, the label also states the settings in "
+            "which these cells differ.",
         )
 
         return schema(
@@ -166,7 +167,7 @@ class Compare(io.ComfyNode):
             display_name="Compare (FastAR)",
             category="FastAR/compare",
             description="Shows images side by side, each with its label and its numbers: speed-up, seconds, passes, "
-            "accepted drafts, PSNR and SSIM. It also outputs them as a table.",
+            "accepted drafts, PSNR and SSIM. It also outputs the numbers as a table.",
             search_aliases=[
                 "side by side",
                 "image grid",
@@ -184,7 +185,12 @@ class Compare(io.ComfyNode):
             outputs=[
                 output(io.Image, "image", "All cells as one image."),
                 output(io.String, "table", "The numbers of all reports as a Markdown table."),
-                output(io.Image, "images", "The images without labels and numbers, one per cell.", is_output_list=True),
+                output(
+                    io.Image,
+                    "images",
+                    "The images without labels and numbers, as a list with one entry per cell.",
+                    is_output_list=True,
+                ),
             ],
         )
 
@@ -375,14 +381,15 @@ def cell_baselines(cell: int, reports: Sequence[Report | None]) -> list[int | No
     """For each cell the index of its baseline: ``cell`` counted from 1, for 0 the one that suits its family."""
     if cell > len(reports):
         raise UserError(
-            f"baseline: there is no cell {cell}; choose a cell from 1 to {len(reports)}, or 0 for the automatic choice."
+            f"baseline: the grid has no cell {cell}; choose the number of a cell, 1 to {len(reports)}, or choose 0 to "
+            "let FastAR choose the baseline."
         )
 
     with_report = [i for i, report in enumerate(reports) if report is not None]
     if cell and with_report and cell - 1 not in with_report:
         raise UserError(
-            f"baseline: cell {cell} has no report; connect the report of this cell, or choose 0 for the automatic "
-            "choice."
+            f"baseline: cell {cell} has no report; connect the report of the image in this cell, or choose 0 to let "
+            "FastAR choose the baseline."
         )
 
     if cell:
@@ -430,19 +437,19 @@ class TokenMapSettings(Settings):
         "token's draft. The help page explains the other choices.",
         choices=WHAT,
         more="\n  - *fixed at step*: the AR step (MAR) or the pass of the transformer (LlamaGen, Tar, PAR, ZipAR, "
-        "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same as "
-        "*fixed at step*, with the number of the step on every token.\n  - *outcome*: accepted drafts are "
-        "blue. Drafts that CSpD or MuLo-SD rejected are vermilion. Drafts that FastHybrid resampled are "
-        "orange, and so are accepted drafts that MuLo-SD resampled because a draft near them was rejected. "
-        "Tokens without a draft are dark grey. In inpainting, tokens that stay unchanged are nearly black.\n  "
-        "- *accepted*, *redone*, *rejected*: only the tokens with this outcome; *redone* means resampled. "
-        "*drafted*: drafts that are not verified yet; there are none at the end of a run.\n  - *cached*: "
-        "number of AR steps that took the token from LazyMAR's cache, from dark blue (fewest) to yellow "
-        "(most).\n  - *tokens per step*: number of tokens that were decided in the same step or pass, from "
-        "dark blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, "
-        "each with its own colour and number.\n  - *waves* (MuLo-SD): within each island, the pass in which "
-        "the token was resampled, from dark blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): accepted "
-        "drafts that were resampled because a draft near them was rejected.",
+        "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same as *fixed "
+        "at step*, with the number of the step on every token.\n  - *outcome*: accepted drafts are blue. Drafts that "
+        "CSpD or MuLo-SD rejected are vermilion. Two kinds of drafts are orange: drafts that FastHybrid resampled, "
+        "and accepted drafts that MuLo-SD resampled because a draft near them was rejected. Tokens without a draft "
+        "are dark grey. In inpainting, tokens that stay unchanged are nearly black.\n  - *accepted*, *redone* "
+        "(resampled), *rejected*: only the tokens with this outcome have a colour.\n  - *drafted*: drafts that are "
+        "not verified yet. At the end of a run, there are no such drafts.\n  - *cached*: number of AR steps in which "
+        "the sampler took the token from LazyMAR's cache, from dark blue (fewest) to yellow (most).\n  - *tokens per "
+        "step*: number of tokens that were decided in the same step or pass, from dark blue (fewest) to yellow "
+        "(most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, each with its own colour and "
+        "number.\n  - *waves* (MuLo-SD): within each island, the pass in which the token was resampled, from dark "
+        "blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): accepted drafts that were resampled because a "
+        "draft near them was rejected.",
     )
     opacity: float = knob(
         0.6,
@@ -509,9 +516,10 @@ class ReportSettings(Settings):
         "text is for reading, json is for programs, and csv is for a spreadsheet. The help page "
         "explains the names in the report.",
         choices=("text", "json", "csv"),
-        more="\n  - *json*: the same JSON that the command line writes for a single run. Counts that do not apply to "
-        "the sampler are left out.\n  - *csv*: a header and a line of numbers without units. The column "
-        "*acceptance*, the share of accepted drafts, is a fraction from 0 to 1.",
+        more="\n  - *json*: the JSON that the command line writes for a single run. The JSON has no counts that do "
+        "not apply to the sampler.\n  - *csv*: one line with the names of the columns, and one line with the "
+        "numbers, without units. The column *acceptance* holds the share of accepted drafts, as a fraction from 0 to "
+        "1.",
     )
 
 

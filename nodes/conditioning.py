@@ -93,8 +93,8 @@ class LabelSettings(Settings):
 
     label_set: str = knob(
         AUTO,
-        "The list of class names. Usual: auto, the list of the connected model; picture-book is the demo's list, and "
-        "imagenet-1k is the list of the official models.",
+        "The list in which FastAR looks up the labels. Usual: auto, which takes the list of the connected model; "
+        "picture-book is the demo's list, and imagenet-1k is the list of the official models.",
         choices=(AUTO, *label_sets()),
         more="\n  - *picture-book* (the demo): 0 sunset, 1 mountains, 2 flower, 3 fish, 4 house, 5 tree, 6 planet, "
         "7 boat, 8 balloon, 9 cat.\n  - *imagenet-1k* (the official models): 1000 classes, for example 1 goldfish, "
@@ -162,8 +162,9 @@ def set_of_entry(checkpoint: Any) -> str | None:
 class ClassLabel(io.ComfyNode):
     more = {
         "labels": (
-            "Capital letters do not matter. Before the workflow runs, FastAR reports names that the connected model "
-            "does not know, and suggests similar names. `{cat|boat}` picks one of the two names for every run."
+            "Capital letters do not matter. If the connected model does not know a name, FastAR says so before the "
+            "workflow runs, and suggests similar names. If you write `{cat|boat}`, ComfyUI picks one of the two names "
+            "for every run."
         ),
         "images_per_label": "The images of one label follow each other in the batch. A batch has at most 256 images.",
         "add_label": "If no model is connected, *label_set* determines which labels the menu offers. If you choose a "
@@ -180,8 +181,8 @@ class ClassLabel(io.ComfyNode):
             dynamic_prompts=True,
             placeholder=f"names or ids, separated by commas or line breaks; the demo knows {', '.join(PICTURE_BOOK)}",
             tooltip="Class names or numbers, separated by commas or line breaks; images_per_label sets the "
-            f"number of images of each label. The demo knows {', '.join(PICTURE_BOOK)}; official models know "
-            "ImageNet's 1000 classes, for example tabby, which is number 281.",
+            f"number of images of each label. The demo knows these names: {', '.join(PICTURE_BOOK)}. Official models "
+            "know the 1000 classes of ImageNet, for example tabby (number 281).",
         )
         add_label = io.Combo.Input(
             "add_label",
@@ -189,7 +190,7 @@ class ClassLabel(io.ComfyNode):
             default=NONE,
             optional=True,
             tooltip="One more label, which FastAR adds after the text of 'labels'. The menu lists the names that the "
-            "connected model knows; open the menu and type a part of a name.",
+            "connected model knows; to find a name, open the menu and type a part of the name.",
         )
 
         return schema(
@@ -274,15 +275,16 @@ _LAKE = "a red boat on a calm lake"
 class TextPrompt(io.ComfyNode):
     more = {
         "text": (
-            "FastAR joins the lines. It also changes the text to lower case, and removes web addresses, markup, file "
-            "names, long numbers and most symbols, because the authors treated the training captions in this way. The "
-            "text may have at most 20,000 characters. `{red|blue}` picks one of the two words for every run, as in "
-            "CLIP Text Encode."
+            "FastAR joins the lines. It also prepares the text as the authors prepared their training captions: it "
+            "changes the text to lower case, and removes web addresses, markup, file names, long numbers and most "
+            "symbols. The text may have at most 20,000 characters. ComfyUI replaces `{red|blue}` with one of the two "
+            "words for every run, as in CLIP Text Encode."
         ),
         "encoder": (
-            "The download of flan-t5-xl is 11 GB. Your own copy may be a Hugging Face folder or one file; if it "
-            "also holds the decoder of Flan-T5, FastAR ignores that part. The sampler refuses a text encoder whose "
-            "width differs from the width of the encoder with which the model was trained."
+            "The download of flan-t5-xl is 11 GB. Your own copy may be a Hugging Face folder or a single file. If "
+            "your copy also holds the decoder of Flan-T5, FastAR ignores the decoder. The vectors of the text "
+            "encoder must have the length with which the model was trained; otherwise the sampler stops with an "
+            "error."
         ),
         "dtype": "FastAR does not offer fp16, because the encoder overflows in fp16.",
     }
@@ -383,7 +385,7 @@ class PromptLines(PromptImages):
         "Read every line as a separate prompt, and generate the images of all prompts in one batch. When this is off, "
         "the whole text is one prompt.",
         advanced=True,
-        more="*images* sets the number of images of each line. FastAR skips empty lines.",
+        more="When this is on, *images* is the number of images for each line, and FastAR skips empty lines.",
     )
 
 
@@ -391,16 +393,16 @@ class Prompt(io.ComfyNode):
     more = {
         "text": (
             "FastAR does not correct or rewrite the text. The text may have at most 20,000 characters. ComfyUI "
-            "replaces `{red|blue}` with one of the two words for every run, as in CLIP Text Encode. Harmon and UniPic "
-            "get the prompt after the words *Generate an image:*. Janus gets only the prompt, without spaces at its "
-            "beginning and end. BitDance gets the prompt as the user's message in a chat. NextStep gets the prompt "
-            "without changes. The model reads the names of control tokens, such as `<|im_end|>`, as plain text. It "
-            "also reads `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK as plain text. In the "
-            "benchmarks of Harmon's authors, every prompt ends with a full stop."
+            "replaces `{red|blue}` with one of the two words for every run, as in CLIP Text Encode. Harmon and "
+            "UniPic get the prompt after the words *Generate an image:*. Janus gets only the prompt, without spaces "
+            "at its beginning and end. BitDance gets the prompt as the user's message in a chat. NextStep gets the "
+            "prompt without changes. The following have no special meaning, because the model reads them as plain "
+            "text: `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__`, BREAK, and names of control tokens "
+            "such as `<|im_end|>`. In their benchmarks, Harmon's authors end every prompt with a full stop."
         ),
         "negative": (
-            "If *cfg* is 1, the negative prompt has no effect. The editor hides the field for Janus and BitDance, "
-            "which do not read a negative prompt."
+            "If *cfg* is 1, the negative prompt has no effect. If the model is a Janus or a BitDance, the editor "
+            "hides this field, because these models do not read a negative prompt."
         ),
     }
 
@@ -422,8 +424,8 @@ class Prompt(io.ComfyNode):
             multiline=True,
             dynamic_prompts=True,
             placeholder="what the image should not show; may be empty",
-            tooltip="What the image should not show, such as red or night; guidance moves the image away from this "
-            "text. Only Harmon, UniPic and NextStep read this text; usual: empty.",
+            tooltip="What the image should not show, for example the colour red, or night; guidance moves the image "
+            "away from this text. Only Harmon, UniPic and NextStep read this text; usual: empty.",
         )
         condition = output(
             PROMPT,
@@ -483,16 +485,17 @@ class ImageAndPrompt(io.ComfyNode):
     more = {
         "image": (
             "A square image keeps the most detail. Janus-4o reads the image in two ways: its vision tower (an image "
-            "encoder) extracts the content, and the VQ tokenizer turns the pixels into 576 tokens. "
-            "NextStep-1-Large-Edit reads 1,024 tokens of its autoencoder."
+            "encoder) extracts the content, and its VQ tokenizer turns the pixels into 576 tokens. For "
+            "NextStep-1-Large-Edit, the autoencoder turns the pixels into 1,024 tokens."
         ),
         "text": "The model reads the names of control tokens, such as `<|im_end|>`, as plain text.",
     }
     more_of_outputs = {
         "condition": (
             "FastAR refuses this condition for models that were not trained to edit, such as Janus-Pro and "
-            "NextStep-1.1, because they would ignore the image. FastAR judges by a model's name whether the model "
-            "was trained to edit. If the name does not show this, the report contains a warning."
+            "NextStep-1.1, because they would ignore the image. FastAR decides by a model's name whether the model "
+            "was trained to edit. If FastAR cannot tell from the name, the model runs, and the sampler's report "
+            "contains a warning."
         ),
     }
 
@@ -501,8 +504,8 @@ class ImageAndPrompt(io.ComfyNode):
         image = io.Image.Input(
             "image",
             tooltip="One or more images of any size; the setting 'images' sets the number of results for each image. "
-            "Janus-4o pads an image with grey to a square of 384 x 384 pixels, and NextStep reads the square in the "
-            "middle of the image, at 512 x 512 pixels.",
+            "Janus-4o scales the image to fit into 384 x 384 pixels, and fills the rest of this square with grey. "
+            "NextStep cuts out the square in the middle of the image, and scales it to 512 x 512 pixels.",
         )
         text = io.String.Input(
             "text",
@@ -591,8 +594,8 @@ class TarPrompt(io.ComfyNode):
         "preset": RECOMMENDS,
         "images": "Each image gets its own codes.",
         "first_image": (
-            "To generate one image of the batch again, also set *images* to 1 on this node, and set *first_image* of "
-            "the sampler to the same number."
+            "To generate only one image of the batch again, also set *images* of this node to 1. Then set "
+            "*first_image* of the sampler to the same number as *first_image* of this node."
         ),
     }
 
@@ -619,7 +622,7 @@ class TarPrompt(io.ComfyNode):
                 TAR.Input(
                     "tar",
                     tooltip="The language model, from Load Tar. This node does not work with LlamaGen: use LlamaGen "
-                    "Prompt for its text-to-image models, and Class Label for its other models.",
+                    "Prompt for LlamaGen's text-to-image models, and Class Label for LlamaGen's other models.",
                 )
             ],
             widgets=[
@@ -693,17 +696,18 @@ class ImageToCodes(io.ComfyNode):
     more = {
         "image": "For the official TA-Tok, the square has 384 x 384 pixels.",
         "ta_tok": (
-            "The file must hold the complete TA-Tok. The file of a de-tokenizer often contains only one part of the "
-            "TA-Tok, the part that reads codes; this is not enough. Put your own files into `models/fastar`."
+            "The file must hold the complete TA-Tok. The file of a de-tokenizer often contains only the part of the "
+            "TA-Tok that reads codes, but this node needs the part that reads images. Put your own files into "
+            "`models/fastar`."
         ),
-        "dtype": "TA-Tok replaces each feature of the image with the nearest code; this search always uses fp32.",
+        "dtype": "With every setting, TA-Tok uses fp32 to find the nearest code for each feature of the image.",
     }
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="Images of any size. Each is stretched to a square.",
+            tooltip="Images of any size. FastAR stretches each image to a square.",
         )
 
         readers = menu("ta-tok")
@@ -712,8 +716,8 @@ class ImageToCodes(io.ComfyNode):
             options=readers,
             default=usual(readers, *_READERS),
             optional=True,
-            tooltip="The TA-Tok (Tar's image tokenizer) with which the images are read; choose the one with which "
-            "the de-tokenizer was trained. Entries of the menu that show a size are downloads.",
+            tooltip="The TA-Tok (Tar's image tokenizer) that reads the images; choose the TA-Tok with which the "
+            "de-tokenizer was trained. Entries of the menu that show a size are downloads.",
         )
 
         return schema(

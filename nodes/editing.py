@@ -46,17 +46,17 @@ class PasteSettings(Settings):
         low=0,
         high=128,
         step=1,
-        more="The border ends at the edge of the crop. A small mask has a small crop, so its border may be narrower "
-        "than *feather*.",
+        more="The border must fit into the crop. A small mask has a small crop, so the border around a small mask "
+        "may be narrower than *feather*.",
     )
     match_colours: bool = knob(
         True,
         "Changes the colours of the new background (everything in the inpainted area except the subject) to the "
         "colours around the mask, so that no edge is visible. When this is off, the new background keeps the model's "
         "colours.",
-        more="A model fills the area in colours of its own choice, which may not fit your image; for example, it "
-        "may put an orange sunset into a blue sky. A subject that does not look like the background, such as a "
-        "boat in front of the sky, keeps its colours.",
+        more="Without this correction, the model chooses the colours of the area, and they may not fit your image; "
+        "for example, the model may put an orange sunset into a blue sky. A subject that does not look like the "
+        "background, such as a boat in front of the sky, keeps its colours.",
     )
 
 
@@ -132,7 +132,8 @@ class CropAroundMask(io.ComfyNode):
 
 class PasteInpaintedArea(io.ComfyNode):
     more_of_outputs = {
-        "image": "Pixels outside both the mask and the border around it (*feather*) are bit-identical to the original.",
+        "image": "Only the mask and the border around the mask (*feather*) change. All other pixels are "
+        "bit-identical to the original.",
     }
 
     @classmethod
@@ -178,8 +179,8 @@ def _expect_batch(batches: Mapping[str, Tensor]) -> None:
     for name, batch in batches.items():
         if len(batch) not in (1, images):
             raise UserError(
-                f"{name}: it holds {len(batch)} images, but the other input holds {images}; give both inputs the same "
-                "number of images, or one of them a single image."
+                f"{name}: it holds {len(batch)} images, but the other input holds {images}; connect the same number of "
+                "images to both inputs, or connect a single image to one of the inputs."
             )
 
 

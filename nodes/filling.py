@@ -97,7 +97,8 @@ def _settings_of(node: Any) -> tuple[Any, tuple[str, ...]]:
     """The class of a node's settings and the options of its preset widget."""
     if not isinstance(node, str) or node not in _kinds():
         raise UserError(
-            f"node: it got {describe(node)}, which is not a node with a preset; send the type of such a node."
+            f"node: it got {describe(node)}, which is not the type of a node with a preset; send the type of a node "
+            "that has a preset."
         )
 
     return _kinds()[node]

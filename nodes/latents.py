@@ -50,8 +50,8 @@ def asked(
     condition, edit, numbers = _in_batch(condition, edit, latent)
     if first_image and knows_places(latent):
         raise UserError(
-            f"first_image: it is {first_image}, but latent_image already states which images of the batch it holds; "
-            "set first_image to 0."
+            f"first_image: the value is {first_image}, but latent_image already states the positions of its images in "
+            "the batch; set first_image to 0."
         )
     return condition, edit, [first_image + number for number in numbers]
 
@@ -123,13 +123,13 @@ def _expect_size(latent: Mapping[str, Any], loaded: Loaded[Any], settings: Any) 
     if any(asked == (height * ratio, width * ratio) for ratio in (vae.upscale_ratio, vae.downscale_ratio)):
         return
 
-    drawn = f"{width * vae.upscale_ratio} x {height * vae.upscale_ratio}"
-    remedy = f"set {drawn} on Empty Latent Image"
+    drawn = (width * vae.upscale_ratio, height * vae.upscale_ratio)
+    remedy = f"set width to {drawn[0]} and height to {drawn[1]} on Empty Latent Image"
     if asked in vae.sizes:  # a model of several sizes, one of which the sampler sets
         remedy = f"set width to {asked[1]} and height to {asked[0]} on the sampler"
     raise UserError(
         f"latent_image: the empty latent asks for {asked[1]} x {asked[0]} pixels, but {loaded.model.name} generates "
-        f"{drawn} here; {remedy}, or disconnect latent_image."
+        f"{drawn[0]} x {drawn[1]} pixels with these settings; {remedy}, or disconnect latent_image."
     )
 
 
@@ -152,7 +152,7 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     if edit is None and images != count and (images < count or count > 1 and BATCH_INDEX not in latent):
         raise UserError(
             f"latent_image: the batch_size of the empty latent is {count}, but the condition asks for {images} "
-            f"images; set batch_size on the node of the empty latent to 1 or {images}."
+            f"images; on the node that makes the empty latent, set batch_size to 1 or {images}."
         )
     if BATCH_INDEX not in latent:
         return condition, edit, range(images)
@@ -161,9 +161,9 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     if images > count:
         if max(places) >= images:
             raise UserError(
-                f"condition: latent_image is a part of a larger batch and holds its image number {max(places) + 1}, "
-                f"but the condition has only {images} entries; give one entry for each image in latent_image, or one "
-                "for each image of the larger batch."
+                "condition: latent_image holds a part of a larger batch. One of its images is image number "
+                f"{max(places) + 1} of that batch, but the condition has only {images} entries; connect a condition "
+                "with one entry for each image in latent_image, or for each image of the larger batch."
             )
         condition = cast(C, condition.for_images(places))
 

@@ -115,9 +115,8 @@ def allow_download() -> io.Input:
         default=False,
         advanced=True,
         optional=True,
-        tooltip="Download missing files once, into models/fastar, when the workflow runs. When this is off, FastAR "
-        "still downloads files of at most 100 MB (configurations, tokenizers); if a larger file is missing, "
-        "the run stops with an error that states the size and source of the download.",
+        tooltip="Download missing files once, into models/fastar, when the workflow runs. When this is off and a file "
+        "is missing, the run stops with an error that states the source of the download, and the size if it is known.",
     )
 
 
@@ -138,10 +137,13 @@ PRECISION = (
     "takes twice as much memory as bf16."
 )
 
+# Of tooltips on menus of files. The label of a download states its size only if the catalogue knows the size.
+_DOWNLOADS = 'Menu entries with the word "download" are not on your computer yet.'
+
 # Tooltips of the widgets that several loaders have; a loader's own replace them.
 _TOOLTIPS = {
-    "checkpoint": "The model. Demo models are built in, your own files go into models/fastar, and entries of the menu "
-    "that show a size are downloads; a larger model gives better images and is slower.",
+    "checkpoint": "The model; a larger model gives better images and is slower. Demo models are built in, and your own "
+    f"files go into models/fastar. {_DOWNLOADS}",
     "decoder": "The VQ tokenizer that turns tokens into images. Usual: auto, which loads the tokenizer that the model "
     "was trained with; a different tokenizer gives wrong images.",
     "ta_tok": "The TA-Tok that turns the semantic codes into features for AR-DTok. Usual: auto, which loads the "
@@ -149,22 +151,25 @@ _TOOLTIPS = {
     "dtype": "Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp32. fp32 is the most "
     "exact and takes twice as much memory as bf16; int8 and fp8 take about 55 to 70 % of the memory of bf16, are "
     "usually slower, and change the image.",
-    "grid": "Number of tokens along one side of the image; a wrong number gives noise. Usual: auto, which reads the "
-    "number from the file; otherwise 16 for 256 pixels, 24 for 384, 32 for 512, and 64 for 1024.",
+    "grid": "Number of tokens along one side of the image. Usual: auto, which reads the number from the file. If you "
+    "choose the number yourself, choose 16 for 256 pixels, 24 for 384, 32 for 512, and 64 for 1024; a wrong number "
+    "gives noise.",
     "size": "Side of the image in pixels. Usual: auto, the size of the training images (512 for Harmon, 1024 for "
     "UniPic); images of other sizes usually look worse.",
-    "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
-    "use the averaged weights, and ema refuses a file that has none; trained uses the weights that are not averaged.",
-    "speed": "plain launches every operation separately; on an NVIDIA GPU, auto uses CUDA graphs instead, which is "
-    "faster and gives the same image as plain, and on other devices auto does the same as plain. compile uses "
-    "torch.compile in addition to what auto does; it needs a compiler and about a minute before the first image, and "
-    "changes the image by rounding errors.",
+    "weights": "A training checkpoint may hold every weight twice: as trained, and as an average over the training "
+    "(EMA). Usual: auto, which reads the averages if the file holds them. ema always reads the averages, and trained "
+    "always reads the weights as trained; if the file does not hold these weights, the run stops with an error.",
+    "speed": "How operations are launched. plain launches every operation separately. Usual: auto, which on an NVIDIA "
+    "GPU launches many operations at once (CUDA graphs); this is faster and gives the same image. On other devices, "
+    "auto does the same as plain. compile does what auto does and also uses torch.compile; it needs a compiler and "
+    "about a minute before the first image, and changes the image by rounding errors.",
 }
 
 # The end of tooltips on dtypes, for families with 4-bit dtypes.
 _ALL_BITS = (
     "fp32 takes twice as much memory as bf16; int8 and fp8 take about 55 to 70 % of the memory of bf16, int4 takes "
-    "less, and int4-g64 takes least. Fewer bits change the image more and are usually slower."
+    "less, and int4-g64 takes least. Weights in 8 bits change the image, weights in 4 bits change it more, and both "
+    "are usually slower than bf16."
 )
 _AUTO_BF16 = f"Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp32. {_ALL_BITS}"
 
@@ -354,8 +359,8 @@ class _Loader(io.ComfyNode):
         vae = make_vae(decoder_model, ready.model)
         if menus["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
             raise UserError(
-                f"size: this setting assumes that a token covers {PIXELS} x {PIXELS} pixels, but a token of "
-                f"{ready.model.name} does not; choose {AUTO}."
+                f"size: the sizes in this menu are for models whose tokens cover {PIXELS} x {PIXELS} pixels, but "
+                f"{ready.model.name} has tokens of a different size; choose {AUTO}."
             )
 
         loaded = Loaded.of(ready.model, vae, parts, loading.defaults(ready), menus["speed"])
@@ -370,12 +375,16 @@ class _Loader(io.ComfyNode):
 # The end of a sentence on dtypes, for families with 4-bit dtypes.
 _FOUR_BITS = (
     "*int4* stores the feed-forward layers of these blocks in 4 bits and the attention layers in 8 bits. *int4-g64* "
-    "stores both kinds of layers in 4 bits, for the smallest GPUs. Of the four dtypes with 4 or 8 bits, *int8* "
-    "changes the image least; see docs/precision.md in the repository."
+    "stores both kinds of layers in 4 bits, for the smallest GPUs. *int8* changes the image less than *fp8*, *int4* "
+    "and *int4-g64* do; see docs/precision.md in the repository."
 )
 _KL = (
     "The autoencoder that turns latents into images. Usual: auto, which loads the autoencoder that the model was "
     "trained with."
+)
+_TILES = (
+    "If an image is larger than *tile_size*, VAE Decode (Tiled) changes colours and contrast, and shows a warning. "
+    "With the demo's decoder, VAE Decode (Tiled) stops with an error in this case."
 )
 _MAR_OUTPUT = output(MAR, "model", "The model. Connect it to MAR Sampler, or to a sampler that accelerates MAR.")
 
@@ -402,20 +411,20 @@ class LoadMAR(_Loader):
             "*demo* and the smaller model *demo-draft* generate simple scenes of ten classes. Your own files may be "
             "`.safetensors` files or the official `.pth` files. Press *R* in the editor to refresh the list."
         ),
-        "decoder": "A different autoencoder must use the same latents.",
+        "decoder": "If you choose a different autoencoder, it must decode the same kind of latents.",
         "dtype": (
-            "For this model, *bf16* is less precise than *fp16*, and the difference may be visible. The last layer of "
-            "the diffusion head, the diffusion arithmetic and the decoder always use fp32, and so do the residual sums "
-            "and the norms in the transformer blocks. *int8* and *fp8* store the weights of the transformer blocks in "
+            "In MAR, *bf16* is less precise than *fp16*, and the difference may be visible. These parts always use "
+            "fp32: the decoder, the last layer of the diffusion head, the diffusion arithmetic, and the residual sums "
+            "and norms in the transformer blocks. *int8* and *fp8* store the weights of the transformer blocks in "
             "8 bits. *int8* changes the image less than *fp8* does; see docs/precision.md in the repository."
         ),
     }
     more_of_outputs = {
         "vae": (
-            "You can also connect *vae* to VAE Encode (for Inpainting) and VAESave; ComfyUI's nodes for videos, "
-            "sounds and meshes stop with an error. VAE Encode scales any image to the size of the images that the "
-            "model generates. The demo's decoder enlarges the images from 64 x 64 to 256 x 256 pixels and refuses "
-            "tiles (see Notes)."
+            "You can also connect *vae* to VAE Encode (for Inpainting) and VAESave. If you connect *vae* to one of "
+            "ComfyUI's nodes for videos, sounds or meshes, this node stops with an error. VAE Encode scales any image "
+            "to the size of the images that the model generates. The demo model generates 64 x 64 pixels, and its "
+            "decoder enlarges them to 256 x 256 pixels. The section Notes describes VAE Decode (Tiled)."
         ),
     }
 
@@ -432,18 +441,18 @@ class LoadHybrid(_Loader):
     aliases = ["harmon", "unipic", "skywork", "text to image", "hybrid loader", "load checkpoint"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "size", "speed")
     tooltips = {
-        "checkpoint": "The model. Demo models are built in; your own files go into models/fastar, together with a "
-        "Qwen2.5 tokenizer; entries of the menu that show a size are downloads, and the official models are for "
-        "non-commercial use.",
+        "checkpoint": "The model. Demo models are built in. Your own files go into models/fastar, together with a "
+        f"Qwen2.5 tokenizer. {_DOWNLOADS} The official models are for non-commercial use.",
         "decoder": _KL,
     }
     socket = _MAR_OUTPUT
     more = {
         "checkpoint": (
-            "Your own model may be a Hugging Face folder, its shards, one `.safetensors` file, or the authors' `.pth` "
-            "or `.bin` file. FastAR reads the tokenizer (`tokenizer.json`, or `vocab.json` and `merges.txt`) from the "
-            "same folder; for a single file, it also reads `NAME.tokenizer.json`. A download includes the tokenizer. "
-            "Press *R* in the editor to refresh the list."
+            "Your own model may be a Hugging Face folder, in which the weights are one file or several files (shards). "
+            "Your model may also be a single `.safetensors` file, or the authors' `.pth` or `.bin` file. FastAR reads "
+            "the tokenizer from the same folder: either `tokenizer.json`, or `vocab.json` and `merges.txt`. If the "
+            "model is a single file, for example `my.safetensors`, its tokenizer may also be `my.tokenizer.json`. If "
+            "there is no tokenizer, FastAR downloads one. Press *R* in the editor to refresh the list."
         ),
         "decoder": "For the official models, this is the autoencoder KL-16 of MAR.",
         "dtype": (
@@ -452,13 +461,13 @@ class LoadHybrid(_Loader):
             "transformer blocks in 8 bits. *int8* changes the image less than *fp8* does; see docs/precision.md in the "
             "repository."
         ),
-        "size": "For any other size, FastAR resizes the position tables, and the report says so.",
+        "size": "For other sizes, FastAR resizes the tables of token positions, and the report states both sizes in "
+        "tokens.",
     }
     more_of_outputs = {
         "vae": (
-            "Decoding an image of 1024 pixels needs 2.7 GB. VAE Decode (Tiled) needs less, but changes colours and "
-            "contrast, and shows a warning. If memory is short, unload other models first. The demo's decoder refuses "
-            "tiles."
+            "Decoding an image of 1024 x 1024 pixels takes 2.7 GB of GPU memory. If memory is short, unload other "
+            f"models; VAE Decode (Tiled) takes less memory, too. {_TILES}"
         ),
     }
 
@@ -494,13 +503,13 @@ class LoadLlamaGen(_Loader):
             "16 tokens per pass. Only PAR Sampler can run them."
         ),
         "decoder": (
-            "FastAR refuses a tokenizer with a different number of codes. If the model's file does not name its "
-            "tokenizer, the report warns you that the chosen tokenizer may be the wrong one."
+            "FastAR refuses a tokenizer whose number of codes differs from the model's. If the model's file does not "
+            "name its tokenizer, the report warns you that the chosen tokenizer may be the wrong one."
         ),
         "grid": (
-            "FastAR reads the number from the file's metadata, its training arguments or a stored RoPE table. If all "
-            "of these are missing, FastAR computes the number from the size in the file's name (such as "
-            "*c2i_B_256.pt*), and the report says so."
+            "*auto* reads the number from the metadata, the training arguments or the RoPE table (a table of token "
+            "positions) in the file. If the file holds none of these three, FastAR computes the number from the image "
+            "size in the file's name (256 in *c2i_B_256.pt*). For a file of your own, the report then says so."
         ),
         "dtype": (
             "bf16 is the precision of the training. The decoder always uses fp32. *int8* and *fp8* store the weights "
@@ -509,9 +518,8 @@ class LoadLlamaGen(_Loader):
     }
     more_of_outputs = {
         "vae": (
-            "A latent of these models holds, at each position, the vector of one code. Before VAE Decode decodes a "
-            "latent, it replaces every vector with the nearest code, so you may modify a latent. VAE Decode (Tiled) "
-            "changes colours and contrast, and shows a warning; the demo's decoder refuses tiles."
+            "Every position of a latent holds the vector of one code. You may modify a latent, because VAE Decode "
+            f"first replaces every vector with the vector of the nearest code. {_TILES}"
         ),
     }
 
@@ -528,9 +536,9 @@ class LoadTarDetokenizer(_Loader):
     aliases = ["ar-dtok", "detokenizer", "tar decoder", "ta-tok", "vqgan", "load checkpoint"]
     widgets = ("checkpoint", "ta_tok", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "checkpoint": "The AR-DTok (the file of the de-tokenizer); the number in its name is the side of the image "
-        "in pixels, and a larger image is sharper and slower. Demo models are built in, your own files go into "
-        "models/fastar, and entries of the menu that show a size in GB are downloads.",
+        "checkpoint": "The AR-DTok (the file of the de-tokenizer). The number in the name of an official AR-DTok is "
+        "the side of the image in pixels; a larger image is sharper and slower. Demo models are built in, and your own "
+        f"files go into models/fastar. {_DOWNLOADS}",
         "dtype": _AUTO_BF16,
     }
     socket = output(
@@ -538,20 +546,20 @@ class LoadTarDetokenizer(_Loader):
     )
     more = {
         "checkpoint": (
-            "An image has 256 tokens if its side is 256 pixels, 1024 tokens at 512 pixels, and 4096 tokens at 1024 "
-            "pixels. Your own files may be `.safetensors` files or the official `.pth` files."
+            "An image with a side of 256 pixels has 256 tokens; with 512 pixels, it has 1024 tokens, and with 1024 "
+            "pixels, 4096 tokens. Your own files may be `.safetensors` files or the official `.pth` files."
         ),
-        "ta_tok": "FastAR refuses a TA-Tok with a different feature width. Only the part that reads codes is loaded.",
-        "decoder": "FastAR refuses a decoder with a different number of codes.",
-        "grid": "FastAR refuses a value that contradicts the file.",
+        "ta_tok": "FastAR refuses a TA-Tok whose features do not have the width that AR-DTok reads.",
+        "decoder": "FastAR refuses a decoder whose number of codes differs from AR-DTok's.",
+        "grid": "FastAR refuses a number that is too large for the file. If a smaller number contradicts the file, the "
+        "report says so.",
         "dtype": (
             "The setting applies to AR-DTok and TA-Tok, which were trained in bf16. The decoder always uses fp32. "
             f"*int8* and *fp8* store the weights of the transformer blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
-        "vae": "VAE Decode (Tiled) changes colours and contrast, and shows a warning; the demo's decoder refuses "
-        "tiles.",
+        "vae": _TILES,
     }
 
 
@@ -567,9 +575,9 @@ class LoadTar(_Loader):
     aliases = ["tar loader", "text to image", "language model", "qwen", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download")
     tooltips = {
-        "checkpoint": "The model. Demo models are built in; your own model goes into models/fastar, as a folder with "
-        "config.json and a tokenizer; entries of the menu that show a size are downloads. 7b follows prompts better "
-        "than 1.5b, but it is slower and takes five times as much memory.",
+        "checkpoint": "The model. tar-7b follows prompts better than tar-1.5b, but tar-7b is slower and takes five "
+        "times as much memory. Demo models are built in. Your own model goes into models/fastar, as a folder with "
+        f"config.json and a tokenizer. {_DOWNLOADS}",
         "dtype": _AUTO_BF16,
     }
     socket = output(TAR, "tar", "The language model. Connect it to Tar Prompt.")
@@ -601,8 +609,8 @@ class LoadTar(_Loader):
         )
 
         with enough_memory(
-            "dtype: there is not enough memory to load this model; choose int8, bf16 or fp16, choose a smaller model, "
-            "or unload other models."
+            "dtype: there is not enough memory to load this model; choose the dtype int8, bf16 or fp16, or a smaller "
+            "model, or unload other models."
         ):
             model, stated = loading.load_language_model(listed(checkpoint, "tar"), source)
 
@@ -616,14 +624,14 @@ class LoadLatentSamplers(_Loader):
     usual = ()
     description = (
         "Loads the two trained networks with which MuLo-SD enlarges a draft and reduces the result again, without "
-        "decoding tokens to pixels. They work with one VQ tokenizer, and with one ratio between the sides of the large "
-        "and the small image."
+        "decoding tokens to pixels. A file fits only one VQ tokenizer, and only one ratio between the side of the "
+        "large image and the side of the small image."
     )
     aliases = ["mulo-sd", "up-sampler", "down-sampler", "upscale draft", "latent upscale"]
     widgets = ("checkpoint",)
     tooltips = {
         "checkpoint": "The file with the latent up-sampler and the latent down-sampler; put your own files into "
-        "models/fastar. The notes of this node's help page say how to train such a file.",
+        "models/fastar. The section Notes of the help page says how to train such a file.",
     }
     socket = output(
         LATENT_SAMPLERS,
@@ -659,25 +667,25 @@ class LoadJanus(_Loader):
     aliases = ["janus pro", "deepseek", "text to image", "autoregressive prompt model", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download", "speed")
     tooltips = {
-        "checkpoint": "The model. Entries of the menu that show a size are downloads; to use your own model, put its "
-        "folder, with tokenizer.json, into models/fastar. In bf16, a 1B model with its decoder needs 3.6 GB of GPU "
-        "memory, and a 7B model 14.2 GB; with less memory, a part of the model stays in system memory, which is "
-        "slower.",
+        "checkpoint": f"The model. {_DOWNLOADS} To use your own model, put its folder, with tokenizer.json, into "
+        "models/fastar. In bf16, generating an image takes 3.6 GB of GPU memory with a 1B model, and 14.2 GB with a 7B "
+        "model. On a smaller GPU, a part of the model stays in system memory, and the run is slower.",
         "dtype": _AUTO_BF16,
     }
     socket = output(
         TOKEN_MODEL,
         "model",
-        "The model. Connect it to LlamaGen Sampler or ZipAR Sampler, with a condition from Prompt (FastAR), or from "
-        "Image and Prompt for Janus-4o.",
+        "The model. Connect it to LlamaGen Sampler or ZipAR Sampler. Connect Prompt (FastAR) to condition of the "
+        "sampler; with Janus-4o, you can connect Image and Prompt instead.",
     )
 
     more = {
         "checkpoint": (
             "FastAR supports Janus 1.3B, Janus-Pro-1B and Janus-Pro-7B, and two fine-tunes, Janus-4o-7B and "
-            "Janus-Pro-R1-7B. FastAR reads the layouts of deepseek-ai and of the package *transformers*, as "
-            "`.safetensors` or the official `.bin`, in one file or in shards; `config.json` is optional. A folder with "
-            '"1.3b" in its name is loaded as a Janus of the first generation, which uses a different prompt template.'
+            "Janus-Pro-R1-7B. A model folder may have the layout of deepseek-ai or of the package *transformers*. Its "
+            "weights may be `.safetensors` or the official `.bin`, in one file or in several (shards); `config.json` "
+            'is optional. If the name of the folder contains "1.3b", FastAR uses the prompt template of Janus 1.3B, '
+            "which differs from the template of Janus-Pro."
         ),
         "dtype": (
             "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store the "
@@ -686,7 +694,8 @@ class LoadJanus(_Loader):
     }
     more_of_outputs = {
         "model": "You can also connect it to Advisor, Any Sampler, Sweep and Ask about Image.",
-        "vae": "VAE Decode (Tiled) changes colours and contrast, and shows a warning.",
+        "vae": "If an image is larger than *tile_size*, VAE Decode (Tiled) changes colours and contrast, and shows a "
+        "warning.",
     }
 
     @classmethod
@@ -709,11 +718,10 @@ class LoadBitDance(_Loader):
     )
     aliases = ["bitdance loader", "binary tokens", "text to image", "autoregressive", "load checkpoint"]
     tooltips = {
-        "checkpoint": "The model. Your own files go into models/fastar, and a 14B model is a folder with all its "
-        "parts; entries of the menu that show a size are downloads. A 14B model needs about 21 GB of GPU memory in 8 "
-        "bits and 34 GB in bf16.",
-        "decoder": "The binary autoencoder that turns bits into images. Usual: auto, which loads the autoencoder in "
-        "the model's file or folder or, if there is none, the official one.",
+        "checkpoint": "The model. Your own files go into models/fastar; a 14B model is a folder with all its parts. "
+        f"{_DOWNLOADS} A 14B model needs about 21 GB of GPU memory in 8 bits, and 34 GB in bf16.",
+        "decoder": "The binary autoencoder that turns bits into images. Usual: auto, which loads the autoencoder from "
+        "the model's file or folder; if there is none, auto loads the official autoencoder.",
         "dtype": _AUTO_BF16,
     }
     socket = output(BLOCK_MODEL, "model", "The model. Connect it to BitDance Sampler.")
@@ -721,31 +729,30 @@ class LoadBitDance(_Loader):
     more = {
         "checkpoint": (
             "An ImageNet model is a `.pt` or `.safetensors` file. A 14B model is a folder in the authors' layout "
-            "(`config.json`, the shards, `vision_head.safetensors`, `projector.safetensors`, `ae.safetensors`, the "
-            "tokenizer) or in the layout of diffusers (`text_encoder`, `diffusion_head`, `projector`, "
-            "`autoencoder`, `tokenizer`). FastAR does not load the output layer of the language model (`lm_head`), "
-            "because the model needs this layer only to write text."
+            "(`config.json`, the weight files of the language model, `vision_head.safetensors`, "
+            "`projector.safetensors`, `ae.safetensors`, the tokenizer) or in the layout of the package *diffusers* "
+            "(the folders `text_encoder`, `diffusion_head`, `projector`, `autoencoder` and `tokenizer`)."
         ),
         "decoder": (
-            "FastAR refuses an autoencoder whose tokens have a number of bits or a size in pixels that does not fit "
-            "the model."
+            "FastAR refuses an autoencoder that does not have the model's number of bits per token, or the model's "
+            "number of pixels per token."
         ),
         "dtype": (
             "FastAR does not offer fp16, because nobody has tested BitDance in fp16. The autoencoder, the positions "
             "of the tokens, and tokens that are being denoised always use fp32. *int8* and *fp8* store the weights "
-            f"of the transformer blocks in 8 bits. {_FOUR_BITS} With these four dtypes, everything except the "
-            "transformer blocks has the same precision as with *auto*. If the file itself is int8 or scaled fp8, "
-            "*auto* keeps the 8-bit weights; any other choice converts the weights."
+            f"of the transformer blocks in 8 bits. {_FOUR_BITS} With each of these four dtypes, everything except the "
+            "transformer blocks has the same precision as with *auto*. If the weights in the file are already int8 or "
+            "scaled fp8, *auto* keeps them; any other choice converts them."
         ),
     }
     more_of_outputs = {
         "model": "You can also connect it to Any Sampler, Sweep and Advisor.",
         "vae": (
-            "A latent has one channel for each bit, with the values -1 and +1; FastAR uses only the sign of any "
-            "other value. If the model generates images of the size of your image, VAE Encode keeps this size; "
-            "otherwise it scales the image to the size with the most similar aspect ratio. **VAE Decode (Tiled) "
-            "stops with an error**, because the decoder normalises over the whole image, so tiles would give a "
-            "different image."
+            "A latent has one channel for each bit of a token, with the values -1 and +1. You may modify a latent, "
+            "because VAE Decode uses only the signs of the values. If the size of your image is one of the model's "
+            "sizes, VAE Encode keeps the size; otherwise, VAE Encode scales the image to the model's size with the "
+            "most similar aspect ratio. **VAE Decode (Tiled) stops with an error**: the decoder normalises over the "
+            "whole image, so tiles would give a different image."
         ),
     }
 
@@ -770,23 +777,25 @@ class LoadNextStep(_Loader):
     aliases = ["nextstep loader", "stepfun", "continuous tokens", "text to image", "image edit", "load checkpoint"]
     tooltips = {
         "checkpoint": "The model. Your own model goes into models/fastar, as a folder with config.json and a "
-        "tokenizer; entries of the menu that show a size are downloads. A model needs about 29 GB of GPU memory in "
-        "bf16 and 16 GB in 8 bits.",
-        "decoder": "The autoencoder that turns latents into images. Usual: auto, which loads the autoencoder in the "
-        "model's folder or beside it; a different autoencoder gives wrong images.",
+        f"tokenizer. {_DOWNLOADS} A model needs about 29 GB of GPU memory in bf16, and 16 GB in 8 bits.",
+        "decoder": "The autoencoder that turns latents into images. Usual: auto, which loads the autoencoder that "
+        "belongs to the model; a different autoencoder gives wrong images.",
         "dtype": _AUTO_BF16,
     }
     socket = output(io.Custom("FASTAR_NEXTSTEP"), "model", "The model. Connect it to NextStep Sampler.")
     more = {
         "checkpoint": (
-            "The folder has the authors' layout: `config.json`, the shards, the tokenizer, and a folder `vae`, "
-            "which holds the autoencoder (`checkpoint.pt` and its own `config.json`). NextStep-1 comes without "
-            "`vae`; if *decoder* is *auto*, FastAR then uses the folder `NextStep-1-f8ch16-Tokenizer` beside the "
-            "model's folder or, if there is none, the autoencoder in FastAR's own list of downloads. FastAR never "
-            "runs the code in a model's folder, and does not load the output layer of the language model "
-            "(`lm_head`), because the model needs this layer only to write text."
+            "The folder has the authors' layout: `config.json`, the weight files, the tokenizer, and a folder `vae` "
+            "with the autoencoder (`checkpoint.pt` and its own `config.json`). FastAR never runs the code in a model's "
+            "folder."
         ),
-        "decoder": "FastAR refuses an autoencoder with a different number of channels or a different stride.",
+        "decoder": (
+            "*auto* loads the autoencoder from the folder `vae` in the model's folder. NextStep-1 comes without `vae`. "
+            "*auto* then loads the autoencoder from the folder `NextStep-1-f8ch16-Tokenizer` beside the model's "
+            "folder. If this folder is missing, too, *auto* loads *nextstep-f8ch16*, which is a download. FastAR "
+            "refuses an autoencoder whose number of channels or stride (pixels per latent position) does not fit the "
+            "model."
+        ),
         "dtype": (
             "The models were trained in bf16; FastAR converts the weights of an fp32 file to the chosen dtype while "
             "it reads them. FastAR does not offer fp16, because nobody has tested NextStep in fp16. The autoencoder, "
@@ -798,9 +807,9 @@ class LoadNextStep(_Loader):
     more_of_outputs = {
         "model": "You can also connect it to Any Sampler, Sweep and Advisor.",
         "vae": (
-            "VAE Encode keeps the size of an image if it is one of the model's sizes; otherwise it scales the image to "
-            "the size with the most similar aspect ratio. VAE Decode (Tiled) changes colours and contrast, and shows a "
-            "warning."
+            "If the size of your image is one of the model's sizes, VAE Encode keeps the size; otherwise, VAE Encode "
+            "scales the image to the model's size with the most similar aspect ratio. If an image is larger than "
+            "*tile_size*, VAE Decode (Tiled) changes colours and contrast, and shows a warning."
         ),
     }
 

@@ -49,14 +49,16 @@ class Remaker:
         link = graph.source_of(graph.typed(self._node, socket))
         kind = graph.maker(self._node, socket)
         if link is None or kind not in kinds:
-            raise UserError(f"{socket}: to sweep over {axis}s, connect {_NAMES[axis]} directly to {socket}.")
+            raise UserError(
+                f"{socket}: to sweep over {axis}s, connect {_NAMES[axis]} to {socket}, with no other node between them."
+            )
 
         changes = {name: text or value for name, text in kinds[kind].items()}
         number, output = link
-        return self._run(number, changes)[output]
+        return self._run(number, changes, socket)[output]
 
-    def _run(self, number: str, changes: Mapping[str, Any]) -> Any:
-        """The outputs of a node of the graph, called with some inputs changed."""
+    def _run(self, number: str, changes: Mapping[str, Any], socket: str) -> Any:
+        """The outputs of a node of the graph, called with some inputs changed. ``socket``: of the axis, for errors."""
         if not changes and number in self._made:
             return self._made[number]
 
@@ -65,8 +67,8 @@ class Remaker:
         kind = _nodes().get(str(name))
         if kind is None:
             raise UserError(
-                f"x: the sweep cannot run the node {str(name)[:60]!r} again; disconnect this node, and type its value "
-                "into the loader or prompt node."
+                f"{socket}: for each value, the sweep runs the nodes before {socket} again, but it cannot run the node "
+                f"{str(name)[:60]!r}; disconnect this node, and type its output into the node that it is connected to."
             )
 
         known = {part.id for part in kind.define_schema().inputs}
@@ -75,7 +77,7 @@ class Remaker:
             if field not in known:
                 continue
             source = graph.source_of(value)
-            inputs[field] = value if source is None else self._run(source[0], {})[source[1]]
+            inputs[field] = value if source is None else self._run(source[0], {}, socket)[source[1]]
 
         result = kind.execute(**inputs).result
         if not changes:

@@ -100,7 +100,8 @@ def expect_loaded(value: Any, field: str, kind: str = "") -> Loaded[Any]:
 
     if family.codes and loaded.vae is None:
         raise UserError(
-            f"{field}: this model comes without its decoder; connect the model output of {loaders} directly."
+            f"{field}: this model comes without its decoder; connect the model output of {loaders} to {field}, with no "
+            "other node between them."
         )
     return loaded
 
@@ -128,7 +129,8 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
 
     family = family_of(loaded.model)
     if entry.family.kind != family.kind:
-        suited = ", ".join(name for name, other in runnable().items() if other.family.kind == family.kind)
+        names = [name for name, other in runnable().items() if other.family.kind == family.kind]
+        suited = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
         raise UserError(
             f"sampler: {entry.name} works with {entry.models}, but the connected model is {describe(loaded)}; choose "
             f"{suited}."
@@ -383,8 +385,8 @@ def latent_samplers_of(
 
     if sockets.upscale_model is not None:
         raise UserError(
-            "latent_samplers: upscale_model is connected too, but only one of the two inputs can enlarge the draft; "
-            "disconnect one of them."
+            "latent_samplers: the input upscale_model is connected too, but the draft can be enlarged in only one way; "
+            "disconnect either latent_samplers or upscale_model."
         )
     samplers: Loaded[LatentSamplersModel] = expect_kind_on(
         value, (Loaded.kind,), "latent_samplers", "Load Latent Samplers"

@@ -60,18 +60,18 @@ def sampled(vae: str = "the model's loader") -> list[io.Output]:
 _CACHE = CACHE.Input(
     "cache",
     optional=True,
-    tooltip="Connect LazyMAR Cache to reuse most of the transformer's work from one AR step to the next. If nothing is "
-    "connected, every step computes everything.",
+    tooltip="Connect LazyMAR Cache to reuse most of the transformer's work from one AR step to the next. If nothing "
+    "is connected, the transformer computes all tokens again in every AR step.",
 )
 _MASK = (
-    "The mask may have any size. If no mask is connected, the sampler uses the mask of Set Latent Noise Mask. The "
-    "area under a soft edge of the mask is regenerated too."
+    "The mask may have any size, and the area under its soft edge is regenerated too. If you connect no mask, the "
+    "sampler uses the mask of Set Latent Noise Mask."
 )
 
 _GUIDED_BY_IMAGE = (
-    "With a condition from Image and Prompt, every pass runs the model on three versions of the condition; *freedom* "
-    "of that node sets the weight of one version. If *freedom* is 0 or *cfg* is 1, two versions remain. With such a "
-    "condition, *cfg* 1 therefore saves only a third of the work, not half."
+    "If the condition comes from Image and Prompt, every pass runs the model on three versions of the condition; see "
+    "*freedom* on the help page of that node. At *cfg* 1, the sampler leaves out one of the three versions, which "
+    "saves only a third of the work, not half."
 )
 
 
@@ -82,9 +82,9 @@ def _edit(vae: str, mask: str, more: str) -> list[io.Input]:
     latent_image = io.Latent.Input(
         "latent_image",
         optional=True,
-        tooltip=f"The image to inpaint, from VAE Encode with the vae of {vae}; connect a mask to the "
-        "mask input, or use Set Latent Noise Mask. An Empty Latent Image is not inpainted: it only sets the number "
-        "of images, and its size must be the size of the images that the model generates.",
+        tooltip=f"The image to inpaint, from VAE Encode with the vae of {vae}. Also connect a mask to the input mask, "
+        "or use Set Latent Noise Mask. If you connect an Empty Latent Image instead, nothing is inpainted: it only "
+        "sets the number of images, and it must have the size of the images that the model generates.",
     )
     where = io.Mask.Input("mask", optional=True, tooltip=mask)
     return [explained(latent_image, more), explained(where, _MASK)]
@@ -145,9 +145,9 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"When this is off, the node works like {plain} with the same seed, without acceleration; it "
-                f"uses only the settings that {plain} also has. Do not bypass the node for this purpose, because a "
-                "bypassed sampler breaks the workflow.",
+                tooltip=f"When this is off, the node works like {plain} with the same seed: it runs without "
+                f"acceleration, and uses only the settings that {plain} also has. To turn the acceleration off, use "
+                "this setting and do not bypass the node, because a bypassed sampler breaks the workflow.",
             )
             main.append(switch)
 
@@ -247,12 +247,12 @@ class MARSampler(_Sampler):
     more = {
         "preset": (
             "*recommended* uses the values that the model's file recommends, or, if there are none, the paper's "
-            "values. *few steps* is much faster and gives a different image. On the demo, it sets 12 AR steps in "
-            "Halton order (see *order*), with 25 diffusion steps for the first tokens and 5 for the last tokens (see "
-            "*diffusion_steps_end*). For full-size models, it sets 24 AR steps in Halton order, with 50 diffusion "
-            "steps for the first tokens and 10 for the last; we have not measured these values on such models. The "
-            "preset *fast* of LazyMAR Sampler has the same AR steps, diffusion steps and order as *few "
-            "steps*, and also uses caches."
+            "values. *few steps* is much faster and gives a different image. It sets *order* to *halton*. On the "
+            "demo, it sets 12 AR steps, 25 diffusion steps for the first tokens, and 5 diffusion steps for the last "
+            "tokens (see *diffusion_steps_end*). For full-size models, it sets 24 AR steps, 50 diffusion steps for "
+            "the first tokens, and 10 for the last tokens; we have not measured these values on full-size models. "
+            "The preset *fast* of LazyMAR Sampler has the same AR steps, diffusion steps and order, but also uses "
+            "caches."
         ),
     }
 
@@ -264,25 +264,25 @@ class MARSampler(_Sampler):
 class FastHybridSampler(_Sampler):
     sampler = "fasthybrid"
     description = (
-        "Drafts the tokens of several AR steps at once, and needs only a few guided steps to refine the drafts that "
-        "are close enough (FastHybrid, CVPR 2026). The image differs from MAR's image for the same seed, but usually "
-        "shows the same subject."
+        "Drafts the tokens of several AR steps at once, and refines the drafts that it accepts in only a few guided "
+        "steps (FastHybrid, CVPR 2026). The image differs from MAR's image for the same seed, but usually shows the "
+        "same subject."
     )
     aliases = ["fast hybrid", "lookahead", "speculative", "accelerated mar", "fasthybrid"]
     more = {
         "preset": (
-            "*exact* gives the image of unaccelerated MAR, up to rounding. *balanced* and *fast* are faster, and their "
-            "images differ from MAR's images; we measured both presets on the demo. For full-size models, *balanced* "
-            "has the paper's values. *fast* has the threshold 0.6 instead of the paper's 0.8 (in the paper, 0.6 gives "
-            "slightly worse images), and drafts twice as many AR steps ahead (*lookahead*) as the paper. Both presets "
-            "call the diffusion head less often than MAR, but perform more operations (docs/full_size.md in the "
-            "repository)."
+            "*exact* gives the image of unaccelerated MAR, up to rounding. *balanced* and *fast* are faster, and "
+            "their images differ from MAR's images; we measured both presets on the demo. For full-size models, "
+            "*balanced* has the paper's values. *fast* has a *lookahead* twice as long as the paper's, and a "
+            "*threshold* of 0.6 instead of 0.8; in the paper, 0.6 gives slightly worse images. On full-size models, "
+            "both presets make fewer calls of the diffusion head than MAR, but each call computes more tokens, and a "
+            "run performs more operations in total (docs/full_size.md in the repository)."
         ),
         "cache": (
-            "FastHybrid calls the diffusion head less often than MAR. The cache makes every pass of the transformer "
-            "and every call of the head smaller. Without the cache and without DiSA, each image of a batch advances "
-            "at its own pace. With either of them, all images must be at the same AR step, so a batch needs more "
-            "calls."
+            "FastHybrid makes fewer calls of the diffusion head than MAR, and the cache makes most passes of the "
+            "transformer and most calls of the head smaller. However, a batch needs more calls of the head if you "
+            "use the cache or DiSA (*diffusion_steps_end*), because all its images must then be at the same AR step. "
+            "Otherwise, each image of the batch advances at its own pace."
         ),
     }
 
@@ -290,23 +290,23 @@ class FastHybridSampler(_Sampler):
 class LazyMARSampler(_Sampler):
     sampler = "lazymar"
     description = (
-        "Runs MAR and reuses features that hardly change from one AR step to the next (LazyMAR, ICCV 2025). Every step "
-        "takes less work, and the image may differ from MAR's image."
+        "Runs MAR and reuses features that hardly change from one AR step to the next (LazyMAR, ICCV 2025). Most AR "
+        "steps therefore take less work, and the image may differ from MAR's image."
     )
     aliases = ["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"]
     more = {
         "preset": (
-            "*exact* gives the image of unaccelerated MAR. *balanced* is the configuration that the paper measured; "
-            "for the demo, *refresh_period* and *start_step* have the paper's values for 32 AR steps, but "
-            "*computed_ratio* is 0.25 from the start. *fast* takes fewer steps and sets *ratio_schedule* to "
-            "*stretched*. On the demo, *fast* takes 12 AR steps in Halton order (see *order*), with 25 diffusion steps "
-            "for the first tokens and 5 for the last tokens (see *diffusion_steps_end*). Most of the speed-up of "
-            "*fast* comes from the smaller number of steps. To see what the caches add, compare *fast* with the preset "
-            "*few steps* of MAR Sampler, which has the same steps and order but no caches. For full-size models, "
-            "*fast* scales the demo's values: it takes 24 AR steps in Halton order, with 50 diffusion steps for the "
-            "first tokens and 10 for the last tokens. We have not measured *balanced* or *fast* on full-size models."
+            "*exact* gives the image of unaccelerated MAR. For full-size models, *balanced* is the configuration "
+            "that the paper measured. For the demo, *balanced* has the paper's *refresh_period* and *start_step* for "
+            "32 AR steps, and a *computed_ratio* of 0.25 from the start. *fast* sets *ratio_schedule* to *stretched* "
+            "and *order* to *halton*, and takes fewer steps. On the demo, *fast* takes 12 AR steps, 25 diffusion "
+            "steps for the first tokens, and 5 diffusion steps for the last tokens (see *diffusion_steps_end*). For "
+            "full-size models, it takes 24 AR steps, 50 diffusion steps for the first tokens, and 10 for the last "
+            "tokens. Most of the speed-up of *fast* comes from the smaller numbers of steps. To see what the caches "
+            "add, compare *fast* with the preset *few steps* of MAR Sampler, which has the same steps and order, but "
+            "no caches. We have not measured *balanced* or *fast* on full-size models."
         ),
-        "speculation": "To use *speculation*, switch *head_cache* off.",
+        "speculation": "*speculation* works only if *head_cache* is off.",
     }
 
 
@@ -314,69 +314,69 @@ class CSpDSampler(_Sampler):
     sampler = "cspd"
     vae = "the target's loader"
     description = (
-        "A small MAR drafts the tokens of several AR steps, and a large MAR verifies them together (CSpD, 2024). The "
-        "mode lossless keeps the distribution of the large model exactly; the modes published and paper are "
-        "approximate."
+        "A small model drafts the tokens of several AR steps, and a large model verifies these drafts together "
+        "(CSpD, 2024). The mode lossless keeps the distribution of the large model exactly; the modes published and "
+        "paper only approximate it."
     )
     aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
     models = {
         "target": "The large model whose images you want (a MAR, Harmon or UniPic); it verifies the drafts.",
-        "draft": "A smaller model that drafts the tokens, from a second loader of the same kind as the target's "
-        "loader. The draft model must have the same kind of tokens, the same grid and the same classes as "
+        "draft": "The smaller model, which drafts the tokens. Load it with a second loader of the same kind as the "
+        "target's loader. The draft model must have the same kind of tokens, the same grid and the same classes as "
         "the target.",
     }
     more = {
         "preset": (
-            "*balanced* and *fast* use the mode *published*; we measured both presets on the demo. For full-size "
-            "models, *draft_length* is a sixteenth of the AR steps with *balanced* (4 of 64), and an eighth with "
-            "*fast* (8 of 64), as in the paper. *exact* uses no drafts and gives the "
-            "image of the target alone."
+            "*exact* uses no drafts and gives the image of the target alone. *balanced* and *fast* use the mode "
+            "*published*; we measured both presets on the demo. For full-size models, both presets set "
+            "*draft_length* to a share of the AR steps, as in the paper: *balanced* to a sixteenth (4 of 64 AR "
+            "steps), and *fast* to an eighth (8 of 64 AR steps)."
         ),
         "draft": (
             "For the demo, choose *demo-draft*. The more similar the distributions of the two models are, the more "
             "drafts are accepted."
         ),
         "t_max": "In CSpD, *t_max* applies to both models.",
-        "cache": "With LazyMAR Cache, the target reuses its own earlier results, and so does the draft model.",
+        "cache": "With LazyMAR Cache, the target and the draft model each reuse their own earlier results.",
     }
 
 
 class GtRSampler(_Sampler):
     sampler = "gtr"
     description = (
-        "Divides the tokens into the two colours of a checkerboard, and decides one colour slowly and the other in one "
-        "or two AR steps (GtR, ICLR 2026). It takes fewer AR steps and diffusion steps than MAR, and gives a different "
-        "image."
+        "Divides the tokens into the two colours of a checkerboard, and decides the tokens of one colour in many AR "
+        "steps, but the other tokens in only one or two (GtR, ICLR 2026). It takes fewer AR steps and diffusion "
+        "steps than MAR, and gives a different image."
     )
     aliases = ["gtr", "generation then reconstruction", "checkerboard", "two-stage", "accelerated mar"]
     more = {
         "preset": (
-            "*exact* gives the image of unaccelerated MAR. Unlike the presets of most samplers, *balanced* and *fast* "
-            "also set *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max*. For full-size models, *balanced* "
-            "has the paper's values, and *fast* has half of the paper's AR steps. Nobody has measured *fast* on "
-            "full-size models. The demo has 64 tokens instead of 256; on the demo, *balanced* has 9 AR steps and "
-            "*fast* has 6."
+            "*exact* gives the image of unaccelerated MAR. Unlike the presets of most samplers, *balanced* and "
+            "*fast* also set *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max*. For full-size models, "
+            "*balanced* has the paper's values, with 17 AR steps. *fast* has only 9 AR steps for these models, but "
+            "nobody has measured it on them. The demo's images have fewer tokens (64) than images of full-size "
+            "models, so for the demo, *balanced* has 9 AR steps and *fast* has 6."
         ),
         "steps": (
-            "The paper generates 256 tokens in 17 or 18 AR steps: 12 steps for the first eighth of the tokens, 3 for "
-            "the second eighth, 1 for the next quarter, and 1 or 2 for the other half. Each of these four stages needs "
-            "at least as many tokens as AR steps."
+            "The paper generates 256 tokens in four stages, with 17 or 18 AR steps in total: 12 AR steps for the "
+            "first eighth of the tokens, 3 for the second eighth, 1 for the next quarter, and 1 or 2 for the other "
+            "half. No stage may have more AR steps than tokens."
         ),
         "diffusion_steps": (
-            "In GtR, only the first tokens and the tokens with most detail (see *detail_share*) get all of these "
-            "steps. The paper uses 50 steps."
+            "In GtR, only the tokens of the first AR step and the tokens with the most detail (see *detail_share*) "
+            "get all of these steps. The paper uses 50 steps."
         ),
         "diffusion_steps_end": (
-            "In GtR, the number of diffusion steps falls gradually and reaches this value when the reconstruction "
-            "starts; the reconstruction uses this value. The paper uses 20 steps."
+            "In GtR, the number of diffusion steps falls from one AR step to the next until the reconstruction "
+            "starts; the whole reconstruction uses this value. The paper uses 20 steps."
         ),
-        "order": "In GtR, the order applies within each stage.",
-        "cache": "The cache makes every pass of the transformer smaller. With *head_cache*, it also makes most "
-        "calls of the diffusion head smaller.",
+        "order": "In GtR, the stages follow one another, and this order applies to the tokens within each stage.",
+        "cache": "The cache makes most passes of the transformer smaller. If *head_cache* of LazyMAR Cache is on, "
+        "the cache also makes most calls of the diffusion head smaller.",
         "mask": (
-            "Each token under the mask is decided in the same stage as without a mask. If a stage has fewer "
-            "tokens under the mask than AR steps, it decides one token per step. All masks of a batch must cover the "
-            "same number of tokens of each stage."
+            "Each token under the mask is decided in the same stage as without a mask. If a stage has more AR steps "
+            "than tokens under the mask, it takes only one AR step for each of these tokens. The number of tokens "
+            "that a mask covers in a stage must be the same for all masks of a batch."
         ),
     }
 
@@ -394,15 +394,16 @@ class GtRSampler(_Sampler):
 class LazyMARCache(io.ComfyNode):
     more = {
         "preset": (
-            "*exact* caches nothing. *balanced* is the configuration that the paper measured; for the demo, "
-            "*refresh_period* and *start_step* have the paper's values for 32 AR steps, but *computed_ratio* is 0.25 "
-            "from the start. *fast* sets *ratio_schedule* to *stretched*, which makes a difference if the sampler has "
-            "fewer than 64 AR steps; for the demo, *fast* also has a longer *refresh_period*. We have not measured "
-            "*balanced* or *fast* on full-size models."
+            "*exact* caches nothing. For full-size models, *balanced* is the configuration that the paper measured. "
+            "For the demo, *balanced* has the paper's *refresh_period* and *start_step* for 32 AR steps, and a "
+            "*computed_ratio* of 0.25 from the start. *fast* sets *ratio_schedule* to *stretched*. For full-size "
+            "models, this is the only difference from *balanced*, and with 64 AR steps it changes nothing. For the "
+            "demo, *fast* also has a longer *refresh_period*. We have not measured *balanced* or *fast* on full-size "
+            "models."
         ),
     }
     more_of_outputs = {
-        "cache": "You can connect the same settings to several samplers; each sampler has its own caches.",
+        "cache": "You can connect this output to several samplers; each sampler then has its own caches.",
     }
 
     @classmethod
@@ -444,21 +445,21 @@ class PARSampler(_Sampler):
     sampler = "par"
     preset = False
     description = (
-        "Divides the image into regions and decides one token of every region in each pass (PAR, CVPR 2025). It needs "
-        "a PAR model; with a LlamaGen, it repeats two experiments of the paper."
+        "Divides the image into regions and decides one token of every region in each pass (PAR, CVPR 2025). The "
+        "sampler needs a PAR model; use it with a LlamaGen only to repeat two experiments of the paper."
     )
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
     condition = _LABEL_OR_TEXT
     models = {
-        "model": "A PAR model from Load LlamaGen / PAR. A LlamaGen works only if 'grouping' is one of the two "
-        "ablations, which are experiments of the paper."
+        "model": "A PAR model from Load LlamaGen / PAR. A LlamaGen works only if you set 'grouping' to one of the "
+        "two ablations (experiments of the paper)."
     }
     more = {
         "preset": RECOMMENDS,
         "model": "The training of a PAR model fixes the number of tokens per pass.",
-        "cfg_interval": "As in the published code, what counts as a step changes during the run. Until the first "
-        "token of every region has been decided, every pass counts as one step. Then the count starts again from 0, "
-        "and every decided token counts as one step; one pass decides several tokens.",
+        "cfg_interval": "FastAR counts the steps as the published code does. Until the first token of every region "
+        "is decided, each pass is one step. Then the count starts again from 0, and each decided token is one step, "
+        "so one pass is several steps.",
     }
 
 
@@ -471,19 +472,19 @@ class ZipARSampler(_Sampler):
     aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
     more = {
         "preset": (
-            "*exact* uses a window as long as a row, so the rows are decided one after another, without "
-            "acceleration. For models of every size, *balanced* uses a window of 8 and *fast* a window of 4; we "
-            "measured these windows only on the demo. Both presets make fewer passes than the unaccelerated "
-            "sampler, but perform 1 to 5 % more operations. *PJD* is Parallel Jacobi Decoding (CVPR 2026): it uses "
-            "the same window as *balanced* and sets *parallel* to 16. In fp32, the images are the same as with "
-            "*balanced*; *PJD* makes fewer passes, but computes more tokens in each pass."
+            "*exact* sets *window* to the length of a row or more, so the rows are decided one after another, "
+            "without acceleration. *balanced* uses a window of 8 tokens, and *fast* a window of 4 tokens, for all "
+            "models; we measured these windows only on the demo. Both presets make fewer passes than the "
+            "unaccelerated sampler, but perform 1 to 5 % more operations. *PJD* is Parallel Jacobi Decoding (CVPR "
+            "2026): it uses the same window as *balanced* and sets *parallel* to 16. In fp32, the images are the "
+            "same as with *balanced*; *PJD* makes fewer passes, but computes more tokens in each pass."
         ),
         "cfg": _GUIDED_BY_IMAGE,
         "model": "FastAR refuses a PAR model, because a PAR model decides the tokens in a different order.",
-        "cfg_interval": "As in the published code, what counts as a step changes during the run. In the first row, "
-        "every pass counts as one step. After the first row, the count starts again from 0, and every decided token "
-        "counts as one step; one pass may decide several tokens. With a value below the length of a row, guidance "
-        "ends within the first row and comes back after it.",
+        "cfg_interval": "FastAR counts the steps as the published code does. In the first row, each pass is one "
+        "step. After the first row, the count starts again from 0, and each decided token is one step, so one pass "
+        "may be several steps. If guidance ends within the first row, it starts again after this row, and then ends "
+        "a second time.",
     }
 
     @classmethod
@@ -510,23 +511,24 @@ class MuLoSDSampler(_Sampler):
     ]
     models = {
         "target": "The large model whose images you want: a de-tokenizer of Tar for 512 or 1024 pixels, or a LlamaGen.",
-        "draft": "A model of the target's kind and with the target's decoder, for images whose side is a half, a "
-        "third or a quarter of the side of the target's images. Usual for Tar: the de-tokenizer for 256 "
-        "pixels.",
+        "draft": "The small model, of the same kind and with the same decoder as the target. The side of its images "
+        "must be a half, a third or a quarter of the side of the target's images. Usual for Tar: the de-tokenizer "
+        "for 256 pixels.",
     }
 
     more = {
         "preset": (
-            "*exact* uses no draft and gives the image of the target alone. For full-size models, *balanced* is set to "
-            "accept 95 % of the draft tokens, and *fast* to accept 98 %. *balanced* follows the paper: the small model "
-            "drafts a part of the small image, the large model verifies this part, and then both continue with the "
-            "next part. *fast* drafts the whole small image first. Both presets make far fewer passes than the target "
-            "alone, but perform about twice as many operations (docs/full_size.md in the repository). On the demo, "
-            "both presets set *tau* to 0.1; *balanced* drafts the small image in two parts of four rows, and *fast* "
-            "drafts the whole small image, with *draft_parallel* 8 and *expansion* 0."
+            "*exact* uses no draft and gives the image of the target alone. For full-size models, *balanced* sets "
+            "*acceptance_target* to 0.95, so about 95 % of the draft tokens are accepted; *fast* sets it to 0.98. "
+            "*balanced* follows the paper: the small model drafts a part of the small image, the large model "
+            "verifies this part, and then both models continue with the next part. *fast* drafts the whole small "
+            "image first. Both presets make far fewer passes than the target alone, but perform 1.5 to 2.3 times as "
+            "many operations (docs/full_size.md in the repository). On the demo, both presets set *tau* to 0.1; "
+            "*balanced* drafts the small image in two parts with four rows each, and *fast* drafts the whole small "
+            "image at once, with *draft_parallel* 8 and *expansion* 0."
         ),
         "condition": "Both models use this condition.",
-        "cfg_interval": "For the draft model, guidance ends after the same fraction of the tokens.",
+        "cfg_interval": "The draft model stops using guidance after the same fraction of its own tokens.",
         "upscale_model": "The upscale model may enlarge by any factor; FastAR resizes its result to the target's size.",
     }
 
@@ -535,16 +537,16 @@ class MuLoSDSampler(_Sampler):
         upscale_model = io.UpscaleModel.Input(
             "upscale_model",
             optional=True,
-            tooltip="The model that enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens are "
-            "accepted. If neither this input nor latent_samplers is connected, the demo's own latent samplers "
+            tooltip="The model that enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens "
+            "are accepted. If you connect neither this input nor latent_samplers, the demo's own latent samplers "
             "enlarge drafts of the demo, and bicubic interpolation enlarges all other drafts.",
         )
         latent_samplers = LATENT_SAMPLERS.Input(
             "latent_samplers",
             optional=True,
-            tooltip="The two networks from Load Latent Samplers: one enlarges the draft for the large model, and "
-            "the other reduces the large model's result for the draft model. Connect either this input "
-            "or upscale_model, but not both.",
+            tooltip="The two networks from Load Latent Samplers: one enlarges the draft for the large model, and the "
+            "other reduces the large model's result for the draft model. Connect this input or upscale_model, but "
+            "not both.",
         )
 
         return [upscale_model, latent_samplers]
@@ -554,8 +556,8 @@ class NextStepSampler(_Sampler):
     sampler = "nextstep"
     preset = False
     description = (
-        "Generates an image with NextStep: one continuous token after another, each by flow matching. Fewer "
-        "diffusion_steps, for all tokens or for the later tokens (DiSA), are faster."
+        "Generates an image with NextStep, one continuous token after another; flow matching samples each token. To "
+        "make it faster, lower diffusion_steps for all tokens, or diffusion_steps_end for the later tokens (DiSA)."
     )
     aliases = ["nextstep", "flow matching", "continuous tokens", "text to image", "edit image", "disa", "inpaint"]
     more = {
@@ -565,23 +567,25 @@ class NextStepSampler(_Sampler):
             "NextStep-1-Large-Edit has the values of NextStep-1, but *cfg_img* 2 and *time_shift* 3.2."
         ),
         "condition": (
-            "Guidance moves the image away from a negative text. With Prompt (FastAR), this is the text of *negative*, "
-            "which may be empty. The authors write a list of faults there, for example *lowres, bad anatomy, error, "
-            "blurry*. For NextStep-1, they also add *masterpiece, film grained, best quality.* to the end of the "
-            "prompt. With Image and Prompt, the negative text is *Copy original image.*, as in the authors' code, and "
-            "*freedom* of Image and Prompt has no effect."
+            "Guidance moves the image away from a negative text. With Prompt (FastAR), the negative text is the text "
+            "of *negative*, which may be empty. The authors use a list of faults as the negative text, for example "
+            "*lowres, bad anatomy, error, blurry*. For NextStep-1, the authors also add *masterpiece, film grained, "
+            "best quality.* to the end of the prompt. With Image and Prompt, the negative text is always *Copy "
+            "original image.*, as in the authors' code, and the setting *freedom* of Image and Prompt has no effect."
         ),
         "cfg": "At *cfg* 1, the model does not read the negative text.",
         "seed": "Every position of the grid has its own noise.",
         "latent_image": (
-            "After VAE Encode, the image must have the *width* and *height* that are set on this node. The authors' "
-            "code cannot inpaint. VAE Decode also slightly changes pixels outside the mask; Paste Inpainted Area "
-            "restores these pixels."
+            "After VAE Encode, the image must have the *width* and *height* that are set on this node. VAE Decode "
+            "also slightly changes pixels outside the mask; Paste Inpainted Area restores these pixels."
         ),
-        "mask": "The model reads the unchanged tokens as VAE Encode encoded them. If several unchanged tokens follow "
-        "one another, the model reads them in one pass.",
+        "mask": "If several unchanged tokens follow one another, the model reads all of them in one pass, which "
+        "saves time.",
     }
-    more_of_outputs = {"latent": "The latent has 16 channels, normalised and scaled in the same way as the tokens."}
+    more_of_outputs = {
+        "latent": "The latent has 16 channels. Its values are normalised and scaled in the same way as the values of "
+        "the tokens.",
+    }
 
 
 class BitDanceSampler(_Sampler):
@@ -597,16 +601,16 @@ class BitDanceSampler(_Sampler):
         "preset": f"{RECOMMENDS} *recommended* also sets the usual size of the model's images.",
         "condition": "FastAR refuses a negative prompt, because BitDance's guidance always moves the image away "
         "from a fixed null prompt (a prompt without content).",
-        "seed": "Each token of the grid has its own noise, whatever the size of the blocks, so models with blocks of "
-        "different sizes start from the same noise.",
+        "seed": "Each token of the grid has its own noise. This noise does not depend on the size of the blocks, so "
+        "models with blocks of different sizes start from the same noise.",
         "latent_image": (
             "After VAE Encode, the image must have the *width* and *height* that are set on this node. VAE Decode "
             "also slightly changes pixels outside the mask; Paste Inpainted Area restores these pixels."
         ),
-        "mask": ("A new token also matches the tokens of its own block that stay unchanged."),
+        "mask": ("If a block contains unchanged tokens, its new tokens match these tokens too."),
     }
     more_of_outputs = {
-        "latent": "VAE Decode (Tiled) stops with an error.",
+        "latent": "Do not use VAE Decode (Tiled), which stops with an error for this latent.",
     }
 
 

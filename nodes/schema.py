@@ -75,7 +75,7 @@ ANY_SOCKETS = [
 ANY_DRAFT = ANY_MODEL.Input(
     "draft",
     optional=True,
-    tooltip="The draft model; only the samplers CSpD and MuLo-SD, which draft with a second model, need it.",
+    tooltip="A second, smaller model, which drafts tokens. Connect it only for the samplers CSpD and MuLo-SD.",
 )
 
 # Hidden inputs of nodes that show text and write reports to saved images.
@@ -114,15 +114,15 @@ def _last(widget: Any) -> bool:
 # What the help pages say of inputs and outputs of many nodes, beyond their tooltips.
 MORE_OF_MANY = {
     "allow_download": (
-        "FastAR uses files that are already in the Hugging Face cache. If you cancel a download, it stops after the "
-        "current 10 MB, and the next run resumes it."
+        "FastAR does not download files that are already in the Hugging Face cache. If you cancel a download, the "
+        "download stops after the current 10 MB, and the next run resumes it."
     ),
     "speed": (
-        "On an NVIDIA GPU, *plain* takes two to eight times as long as *auto*. With *auto*, the first two runs of each "
-        "image size and batch size are slower than later runs. If ComfyUI keeps weights in system memory, *auto* does "
-        "the same as *plain* on an NVIDIA GPU, too, and the report gives this reason. *compile* compiles the "
-        "transformer blocks, and the diffusion steps of MAR and BitDance. Compilation needs Triton on a GPU, or a C++ "
-        "compiler on a CPU. The report lists parts that ran without compilation."
+        "On an NVIDIA GPU, *plain* takes two to eight times as long as *auto*. With *auto*, the first two runs of "
+        "each image size and batch size are slower than later runs. If ComfyUI keeps weights in system memory, "
+        "*auto* works like *plain*, even on an NVIDIA GPU; the report then gives this reason. *compile* compiles the "
+        "transformer blocks, and the diffusion steps of MAR and BitDance. Compilation needs Triton on a GPU, or a "
+        "C++ compiler on a CPU. The report lists parts that ran without compilation."
     ),
     "weights": "The official `checkpoint-last.pth` of MAR holds both kinds of weights. With *auto*, the report says "
     "which weights FastAR has read.",
@@ -133,19 +133,20 @@ MORE_OF_MANY = {
     ),
     "images": "Usual: 1 to 4.",
     "latent_image": (
-        "If you connect Empty Latent Image (a latent of zeros) and no mask, its *batch_size* sets how many images are "
-        "generated from a single label or prompt, each with its own noise. If the size of the empty latent does not "
-        "fit the model, an error tells you which size to set. VAE Encode scales any image to the size of the model's "
-        "images. You can also connect the latent of another sampler, or a part of a batch from Rebatch Latents or "
-        "Latent From Batch. Each image of such a part keeps the noise of its position in the whole batch. If "
-        "*condition* or *mask* has entries for the whole batch, each image uses the entry of its position. "
-        "*condition* describes the new content."
+        "If you connect Empty Latent Image (a latent of zeros) and no mask, its *batch_size* sets how many images "
+        "are generated from a single label or prompt, each with its own noise. If the size of the empty latent does "
+        "not fit the model, an error tells you which size to set. VAE Encode scales any image to the size of the "
+        "model's images. You can also connect the latent of another sampler. To inpaint only a part of a batch, use "
+        "Rebatch Latents or Latent From Batch. Each image of the part keeps the noise of its position in the whole "
+        "batch. If *condition* or *mask* has one entry for each image of the whole batch, each image of the part "
+        "uses the entry of its position. *condition* describes the new content of the masked area."
     ),
 }
 
 
 RECOMMENDS = (
-    "*recommended* uses the values that the model's file recommends, or, if there are none, the published values."
+    "*recommended* gives each of these settings the value that the model's file recommends. If the file recommends "
+    "no value, the setting gets the published value."
 )
 
 
@@ -276,8 +277,9 @@ def first_image_widget() -> io.Input:
         max=_MOST_NUMBERS,
         optional=True,
         advanced=True,
-        tooltip="Position in the batch at which this run starts, counted from 0. Usual: 0; to generate only the "
-        "fourth image of a batch again, set this to 3 and connect only the label or prompt of that image.",
+        tooltip="The first image of this run gets the noise of this position in a batch, counted from 0. Usual: 0; "
+        "to generate only the fourth image of a batch again, set this to 3 and connect only the label or prompt of "
+        "that image.",
     )
 
 

@@ -33,14 +33,15 @@ class LoadReport(io.ComfyNode):
     more_of_outputs = {
         "image": "For an animation, this is the first frame.",
         "table": (
-            "If the runs were compared, the table also has PSNR, SSIM and speed-up of each run, relative to the "
-            "baseline of the comparison. The table does not compare the times of two runs if the runs differ in "
-            "model, image size, inpainted area or device, or if ComfyUI was restarted between the two runs."
+            "If the node Compare compared the runs, the table also states PSNR, SSIM and speed-up of each run, "
+            "relative to the baseline (the run with which Compare compared the other runs). The table states no "
+            "speed-up if a run differs from the baseline in model, image size, inpainted area, device, dtype or number "
+            "of threads, if ComfyUI was restarted between the two runs, or if one of the two was a first run."
         ),
         "samplers": (
-            "With the same model, condition and seed, Any Sampler generates the same image from such a line. If a "
-            "line cannot hold a part of the run (an edit, an upscale model, settings of a different version), the "
-            "node says so."
+            "If you use the same model, condition and seed again, Any Sampler generates the same image from the line. "
+            "But a line cannot repeat a run that inpainted an image, enlarged a draft with an upscale model, or used "
+            "settings that this version of FastAR does not have. For such a run, the node shows a warning."
         ),
     }
 
@@ -52,8 +53,8 @@ class LoadReport(io.ComfyNode):
             options=names,
             upload=io.UploadType.image,
             image_folder=io.FolderType.input,
-            tooltip="A PNG, WebP or JPEG file from a run with a FastAR sampler, as ComfyUI's save nodes write it. Drop "
-            "the file on this node, or upload it.",
+            tooltip="A PNG, WebP or JPEG file that ComfyUI saved in a run with a FastAR sampler. Drop the file on this "
+            "node, or upload it.",
         )
 
         outputs = [
@@ -61,8 +62,8 @@ class LoadReport(io.ComfyNode):
             output(
                 REPORT,
                 "reports",
-                "One report per run, for the nodes Compare and Report. A saved report does not say in which pass each "
-                "token was decided, so it does not work with Token Map and Time-lapse.",
+                "One report per run, for the nodes Compare and Report. Token Map and Time-lapse cannot use a saved "
+                "report, because a saved report does not state in which pass each token was decided.",
                 is_output_list=True,
             ),
             output(io.String, "table", "The numbers of all runs as a Markdown table."),
@@ -159,9 +160,9 @@ class AnySampler(ModelFirst):
     more = {
         "sampler": (
             "An example is *fasthybrid: preset=fast, threshold=0.9*. Type the line, or connect Advisor or Load "
-            "Report. The names are the same as on the command line: *mar*, *fasthybrid*, *lazymar*, *cspd*, *gtr*, "
-            "*llamagen*, *tar*, *par*, *zipar*, *mulosd*, *bitdance*, *nextstep*, and *fasthybrid+lazymar*, "
-            "*gtr+lazymar* and *cspd+lazymar*."
+            "Report. The names of the samplers are the same as on the command line: *mar*, *fasthybrid*, *lazymar*, "
+            "*cspd*, *gtr*, *llamagen*, *tar*, *par*, *zipar*, *mulosd*, *bitdance* and *nextstep*. Samplers that use "
+            "LazyMAR Cache are named *fasthybrid+lazymar*, *gtr+lazymar* and *cspd+lazymar*."
         ),
     }
 
@@ -172,9 +173,9 @@ class AnySampler(ModelFirst):
             default=_SAMPLER,
             optional=True,
             multiline=True,
-            tooltip="The name of a sampler, a colon, and settings as name=value, separated by commas; most samplers "
-            "have the presets exact, balanced and fast. Settings that you leave out come from the preset, the model's "
-            "file or the paper.",
+            tooltip="One line of text: the name of a sampler, then a colon, then settings in the form name=value, with "
+            "commas between the settings; most samplers have the presets exact, balanced and fast. For settings that "
+            "you leave out, FastAR uses the preset, the model's file or the paper.",
         )
 
         return schema(

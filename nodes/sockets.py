@@ -373,8 +373,8 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     stated = getattr(value, "kind", None)
     if not kind and isinstance(stated, str) and stated in VALUES:
         raise UserError(
-            f"{field}: this object states the kind {stated!r}, but its attribute fastar_version is not a whole number "
-            f"of 1 or more; {_ASK}."
+            f"{field}: this object says that it is a FastAR {stated}, but its attribute 'fastar_version' is not a "
+            f"whole number of 1 or more; {_ASK}."
         )
     if kind not in kinds:
         got = describe(value)
@@ -385,8 +385,8 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     known = VALUES[kind].version
     if value.fastar_version > known:
         raise UserError(
-            f"{field}: this FastAR {kind} comes from a newer version of FastAR (its fastar_version is "
-            f"{value.fastar_version}, but this FastAR knows only {known}); update FastAR."
+            f"{field}: this FastAR {kind} comes from a newer version of FastAR. Its fastar_version is "
+            f"{value.fastar_version}, but the installed FastAR reads only versions up to {known}; update FastAR."
         )
 
     own = VALUES[kind].own
@@ -410,12 +410,13 @@ def _expect_attribute(value: Any, attribute: Attribute, field: str) -> None:
         if not attribute.needed:
             return
         raise UserError(
-            f"{field}: this FastAR {value.kind} lacks the attribute {attribute.name}, {attribute.form.one}; {_ASK}."
+            f"{field}: this FastAR {value.kind} lacks the attribute {attribute.name!r}, which must be "
+            f"{attribute.form.one}; {_ASK}."
         ) from None
 
     if not attribute.form.fits(held):
         raise UserError(
-            f"{field}: the attribute {attribute.name} must be {attribute.form.one}, but is {describe(held)}; {_ASK}."
+            f"{field}: the attribute {attribute.name!r} must be {attribute.form.one}, but is {describe(held)}; {_ASK}."
         )
 
 
@@ -426,11 +427,11 @@ def _expect_one_length(value: Any, field: str) -> None:
         images, entries = len(getattr(value, lists[0])), len(getattr(value, name))
         if images < 1:
             raise UserError(
-                f"{field}: the attribute {name} is an empty list, but must have an entry for each image; {_ASK}."
+                f"{field}: the attribute {name!r} is an empty list, but must have an entry for each image; {_ASK}."
             )
         if entries != images:
             raise UserError(
-                f"{field}: the attribute {name} must have an entry for each of {amount(images, 'images')}, but has "
+                f"{field}: the attribute {name!r} must have an entry for each of {amount(images, 'images')}, but has "
                 f"{entries}; {_ASK}."
             )
 
@@ -438,7 +439,7 @@ def _expect_one_length(value: Any, field: str) -> None:
         for name, found in getattr(value, "maps", {}).items():
             if len(found) != value.images:
                 raise UserError(
-                    f"{field}: the map {name[:60]} must cover {amount(value.images, 'images')}, but covers "
+                    f"{field}: the map {name[:60]!r} must cover {amount(value.images, 'images')}, but covers "
                     f"{len(found)}; {_ASK}."
                 )
 

@@ -80,8 +80,8 @@ class SweepSettings(Settings):
     )
     x: str = knob(
         "threshold",
-        "What changes from column to column: a setting of the chosen sampler, its preset, or the checkpoint, label or "
-        "prompt.",
+        "What changes from column to column: a setting or the preset of the chosen sampler, the checkpoint, the "
+        "label, or the prompt.",
         choices=_AXES,
         more="For *checkpoint*, the sweep runs the loader that is connected to *model* once for each value. For "
         "*label* or *prompt*, the sweep runs the node that is connected to *condition* once for each value; "
@@ -112,9 +112,9 @@ class ViewSettings(Settings):
     )
     measure: str = knob(
         AUTO,
-        "What the horizontal axis of the plot shows: closeness to the unaccelerated sampler's image (PSNR, SSIM), the "
-        "share of the drafts that were accepted, or the number of transformer passes. Usual: auto, which takes PSNR, "
-        "or acceptance if no cell has a PSNR, or passes if no cell has either.",
+        "What the horizontal axis of the plot shows: closeness to the unaccelerated sampler's image (PSNR, SSIM), "
+        "the share of the drafts that were accepted, or the number of transformer passes. Usual: auto, which takes "
+        "PSNR. If no cell has a PSNR, auto takes acceptance; if no cell has drafts either, auto takes passes.",
         choices=(AUTO, *MEASURES),
         advanced=True,
     )
@@ -137,16 +137,16 @@ class SweepNode(ModelFirst):
             "choices. For checkpoints, write names of files, or names from the loader's menu without the size, such as "
             "*demo, mar-base*."
         ),
-        "seeds": "They show the medians of times, speed-ups and PSNR, and the means of all other numbers. Each seed "
-        "has its own cells in the grid, and a sweep has at most 1024 cells.",
+        "seeds": "The table and the plot show the medians of times, speed-ups and PSNR, and the means of all other "
+        "numbers. In the grid, each seed has its own cells. A sweep has at most 1024 cells.",
         "folder": (
             "Each cell is a PNG file with its report in the metadata. The name of the file begins with the sampler and "
             "the seed."
         ),
     }
     more_of_outputs = {
-        "image": "The image has a column for each value of x, and a row for each combination of a value of y and a "
-        "seed.",
+        "image": "The image has a column for each value of x, and a row for each value of y and each seed. For "
+        "example, 2 values of y and 3 seeds give 6 rows.",
         "table": "The node itself shows at most six rows of the table.",
         "plot": "The setting *measure* chooses the measure.",
     }
@@ -156,8 +156,8 @@ class SweepNode(ModelFirst):
         x_values = _text(
             "x_values",
             _X_VALUES,
-            "Values of x, one for each column, separated by commas (prompts by semicolons). Write 0.8..1 x 5 for five "
-            "evenly spaced values from 0.8 to 1, and 4..8 for the whole numbers from 4 to 8.",
+            "Values of x, one for each column. Separate the values by commas, but prompts by semicolons. Write "
+            "0.8..1 x 5 for five evenly spaced values from 0.8 to 1, and 4..8 for the whole numbers from 4 to 8.",
         )
         y_values = _text(
             "y_values",
@@ -167,15 +167,17 @@ class SweepNode(ModelFirst):
         seeds = _text(
             "seeds",
             _SEEDS,
-            "Seeds, such as 7, or 7..9 for three seeds. The table and the plot combine the runs of all seeds.",
+            "Write 7 for one seed, or 7..9 for the three seeds 7, 8 and 9. The table and the plot combine the runs "
+            "of all seeds.",
         )
 
         settings = _text(
             "settings",
             "",
-            "Settings that all cells share, as name=value, separated by commas, such as preset=fast, steps=32. "
-            "Every other setting comes from the preset (balanced, if the sampler has it and you name no other "
-            "preset), or else from the model's file, or else from the paper.",
+            "Settings that all cells share, as name=value, separated by commas, such as preset=fast, steps=32. If "
+            "you name no preset here, the sweep uses the preset balanced, if the sampler has it. A setting that "
+            "neither you nor the preset sets has the value that the model's file recommends, or else the paper's "
+            "value.",
             multiline=True,
         )
         folder = _text(
@@ -486,11 +488,11 @@ def _plan(
     base = _base(chosen, parse_settings(settings, "settings"))
 
     if x == y:
-        raise UserError(f"y: {y} is already on the other axis; choose a different setting for y, or none.")
+        raise UserError(f"y: x sweeps over {y} already; choose a different setting for y, or set y to {NONE}.")
     if {x, y} == {LABEL, PROMPT}:
         raise UserError(
-            "y: a model reads either labels or prompts, so x and y cannot sweep over both; choose something else for "
-            "y, or none."
+            "y: a model reads either labels or prompts, so one sweep cannot change both; choose something else for y, "
+            f"or set y to {NONE}."
         )
     x_axis = _axis(base, "x", x, x_values)
     y_axis = Axis("", ("",)) if y == NONE else _axis(base, "y", y, y_values)
@@ -498,7 +500,7 @@ def _plan(
     for name in (x, y):
         preset_given = name == PRESET and base.preset != presets.CUSTOM
         if name in base.values or preset_given:
-            raise UserError(f"settings: {name} is already an axis; leave {name} out of settings.")
+            raise UserError(f"settings: the sweep already changes {name!r}; remove {name!r} from settings.")
 
     numbers: list[int] = []
     for text in parse_values(seeds, "seeds", whole=True):

@@ -38,7 +38,7 @@ class TimeLapseSettings(Settings):
         low=1.0,
         high=10.0,
         step=0.5,
-        more="At its end, the animation shows the finished images for two more seconds.",
+        more="Then the animation shows the finished images for two more seconds.",
     )
 
 
@@ -46,8 +46,8 @@ class TimeLapse(io.ComfyNode):
     more = {
         "image_1": "The animation shows all runs at the same size.",
         "report_1": "A report from Load Report does not work here, because it does not hold the order of the tokens.",
-        "filename_prefix": "Only ComfyUI's editor replaces these two; *%year%*, *%month%* and *%day%* work even if "
-        "a program sends the workflow without the editor.",
+        "filename_prefix": "Only ComfyUI's editor replaces *%date:yyyy-MM-dd%* and *%Node.widget%*. If a program "
+        "sends the workflow without the editor, use *%year%*, *%month%* and *%day%* instead.",
     }
     more_of_outputs = {
         "frames": "To save an MP4 file, set *fps* of Create Video to 12.",
@@ -65,8 +65,8 @@ class TimeLapse(io.ComfyNode):
             report = REPORT.Input(
                 f"report_{i}",
                 optional=i > 1,
-                tooltip="The report of the sampler that generated the image with the same number; it holds the order "
-                "of the tokens and the seconds of the run.",
+                tooltip="The report of the sampler that generated the image with the same number. The node reads the "
+                "order of the tokens and the seconds of the run from this report.",
             )
             pairs += [image, report]
 
@@ -75,8 +75,8 @@ class TimeLapse(io.ComfyNode):
             default=_PREFIX,
             optional=True,
             tooltip="Name of the file in the output folder; FastAR adds a number, and a slash in the name makes a "
-            "folder. %date:yyyy-MM-dd% stands for the date, and %Node.widget% for the value of a widget, as in Save "
-            "Image.",
+            "folder. As in Save Image, %date:yyyy-MM-dd% stands for the date, and %Node.widget% for the value of a "
+            "node's widget.",
         )
 
         return schema(

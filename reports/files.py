@@ -152,7 +152,8 @@ def distinct(**files: Path | None) -> None:
         key = os.path.normcase(os.path.realpath(path))
         if key in seen:
             raise UserError(
-                f"{field}: {_short(path)} is already the file for {seen[key]}; give the two options different files."
+                f"{field}: {_short(path)} is already the file for {seen[key]}; name a different file for one of the "
+                "two options."
             )
         seen[key] = field
 

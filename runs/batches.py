@@ -163,8 +163,8 @@ def _smaller(size: int) -> int:
     """
     if size == 1:
         raise UserError(
-            "memory: there is not enough memory for even a single image; choose the dtype int8, bf16 or fp16 if the "
-            "loader offers one of them, choose a smaller model or image, or unload other models."
+            "memory: there is not enough memory even for a single image. If the loader offers the dtype int8, bf16 or "
+            "fp16, choose it. Otherwise choose a smaller model, generate a smaller image, or unload other models."
         )
 
     half = (size + 1) // 2

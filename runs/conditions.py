@@ -56,7 +56,8 @@ from .loading import (
 def has_null_prompt(model: str) -> UserError:
     """The error for a negative prompt to a model that reads none; ``model``: its name."""
     return UserError(
-        f"negative: {model} reads no negative text, because it has its own null prompt; leave negative out."
+        f"negative: {model} reads no negative text, because it always uses its own null prompt (a prompt without "
+        "content); leave negative out."
     )
 
 

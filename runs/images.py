@@ -53,8 +53,8 @@ def one_for_each(image: Any, prompts: int) -> list[Tensor]:
 
     if len(found) != prompts:
         raise UserError(
-            f"image: there are {len(found)} images for {amount(prompts, 'prompts')}; give one image, or one for each "
-            "prompt."
+            f"image: there are {len(found)} images for {amount(prompts, 'prompts')}; give one image for all prompts, "
+            "or one image for each prompt."
         )
     return found
 
@@ -101,8 +101,8 @@ def _masks_in(mask: Any) -> Tensor:
     masks = None if values.is_complex() else _as_mask_batch(values)
     if masks is None:
         raise UserError(
-            f"mask: the array has the dtype {values.dtype} and the shape {list(values.shape)}; give a grey image, one "
-            "array [height, width] for all images, or one such array for each image."
+            f"mask: the array has the dtype {values.dtype} and the shape {list(values.shape)}; give either a grey "
+            "image, or an array [height, width] for all images, or one such array for each image."
         )
 
     numbers = masks.float().contiguous()  # a view may be larger than memory
@@ -146,8 +146,8 @@ def _read(given: Any, field: str, values_of: Callable[[Image.Image], np.ndarray]
     except Exception as problem:  # a damaged file can raise any exception
         name = f"a PIL image of the mode {given.mode}" if isinstance(given, Image.Image) else given
         raise UserError(
-            f"{field}: {name} cannot be read as an image ({first_line(problem)}); give an image file, for example a "
-            "PNG, or a PIL image of the mode RGB."
+            f"{field}: {name} cannot be read as an image ({first_line(problem)}); give either an image file (for "
+            "example, a PNG) or a PIL image of the mode RGB."
         ) from None
 
 
@@ -204,8 +204,8 @@ def _greys(mask: Image.Image) -> np.ndarray:
     greys = np.asarray(Image.alpha_composite(black, layer).convert("L"))
     if np.asarray(layer)[..., 3].any() and not greys.any():
         raise UserError(
-            "mask: the visible part of the mask is black, so nothing would be regenerated; paint white over the area "
-            "to regenerate."
+            "mask: the mask is black wherever it is not transparent, so nothing would be regenerated; paint white over "
+            "the area to regenerate."
         )
     return greys
 
@@ -297,8 +297,8 @@ def latent_tensor(tensor: Tensor, field: str) -> Tensor:
     shape = list(latents.shape)
     if latents.ndim not in (4, 5) or 0 in shape:
         raise UserError(
-            f"{field}: its shape is {shape}; connect latents of the shape [batch, channels, height, width], with each "
-            "size at least 1."
+            f"{field}: its shape is {shape}; connect latents of the shape [batch, channels, height, width] in which "
+            "every number is at least 1."
         )
 
     has_frames = latents.ndim == 5

@@ -69,7 +69,9 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     """
     words = split_labels(text, field)
     if not words:
-        raise UserError(f"{field}: it is empty; give a class name or number, or several separated by commas.")
+        raise UserError(
+            f"{field}: it is empty; give the name or the number of a class, or several of them, separated by commas."
+        )
     if repeat < 1:
         raise UserError(f"{field}: {repeat} images per label are too few; ask for at least 1.")
     if label_set and label_set not in label_sets():

@@ -312,8 +312,9 @@ def listed_family(choice: str) -> str | None:
     """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no images."""
     if choice in _ids(LANGUAGE):
         raise UserError(
-            f"model: {choice} is Tar's language model, which needs a de-tokenizer; give --tar {choice}, and name a "
-            f'de-tokenizer with --model, for example ar-dtok-512 (in Python: load("ar-dtok-512", tar="{choice}")).'
+            f"model: {choice} is Tar's language model, which cannot generate an image alone; name it with --tar, and "
+            "name a de-tokenizer, which generates the image, with --model: for example, --tar "
+            f'{choice} --model ar-dtok-512 (in Python: load("ar-dtok-512", tar="{choice}")).'
         )
 
     for name, family in FAMILIES.items():
@@ -392,8 +393,8 @@ def outline(family: str, choice: str, path: Path, grid: int | None = None, weigh
 
     def find(name: str, kind: str) -> Path:
         raise UserError(
-            f"checkpoint: there is no tokenizer in the folder of {path.name}; load the model once, which downloads the "
-            "tokenizer."
+            f"checkpoint: there is no tokenizer in the folder of {path.name}; load the model once, because FastAR "
+            "then downloads the tokenizer."
         )
 
     source = Source(find, torch.device("meta"), "fp32")

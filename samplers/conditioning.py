@@ -294,5 +294,6 @@ def expect_null_prompt(condition: PromptCondition, model: str) -> None:
     """
     if condition.unconditional != UNCONDITIONAL:
         raise UserError(
-            f"condition: its prompts have a negative text, but {model} has its own null prompt; leave negative empty."
+            f"condition: its prompts have a negative text, but {model} always uses its own null prompt (a prompt "
+            "without content); leave negative empty."
         )

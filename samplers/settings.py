@@ -243,7 +243,8 @@ def check_removed(kind: type[Settings], name: str, value: Any) -> bool:
         if name in kind.instead:
             consequence = f"{consequence}: {kind.instead[name]}"
         raise UserError(
-            f"{name}: {value!r} is not possible, because FastAR removed this setting and {consequence}; leave it out."
+            f"{name}: {value!r} is not possible, because FastAR removed this setting and {consequence}; leave {name} "
+            "out."
         )
     return True
 

@@ -90,7 +90,7 @@ def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, 
             source = Source(built_in, CPU, dtype, torch.device("cuda"))
             assert source.precision_name(family) == dtype and source.precision(family).bits == dtype
             assert loading.dtype_name(source.precision(family).compute) == name
-    for dtype, says in {"fp4": "'fp4' is not known for a MAR", "int4": "FastAR does not offer 4-bit .*"}.items():
+    for dtype, says in {"fp4": "FastAR cannot load a MAR in 'fp4'", "int4": "FastAR does not offer 4-bit .*"}.items():
         with pytest.raises(UserError, match=f"^dtype: {says}; choose "):
             loading.load(MAR, "demo", Source(built_in, CPU, dtype))
 

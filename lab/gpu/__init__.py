@@ -81,7 +81,10 @@ def _expect_same_run(out: Path, rehearse: bool) -> None:
     """Raise a UserError if a folder holds a rehearsal and this is none, or the other way round."""
     if machine_of(out).get("rehearsal", rehearse) != rehearse:
         held = "measurements" if rehearse else "a rehearsal"
-        raise UserError(f"out: {out} holds {held}; choose a different folder.")
+        raise UserError(
+            f"out: {out} holds {held}; choose a different folder, because FastAR does not mix rehearsals with "
+            "measurements."
+        )
 
 
 def _measure(options: argparse.Namespace, out: Path, device: torch.device, until: float) -> None:

@@ -115,7 +115,9 @@ def _measure(store: Store, results: Sequence[Result], name: str | None) -> str:
     """The measure that a name means; without a name, the first of the usual ones."""
     there = measured(results)
     if not there:
-        raise UserError(f"folder: {store.folder.path} has no measures yet; run the command evaluate on it first.")
+        raise UserError(
+            f"folder: {store.folder.path} has no measures yet; first run the command evaluate on this folder."
+        )
 
     if name is None:
         return next((usual for usual in USUAL if usual in there), there[0])

@@ -128,7 +128,8 @@ class Folder:
         """
         if self._in_use and not self.path.is_dir():
             raise UserError(
-                f"{self.field}: {self.path} was moved or removed while the sweep ran; move it back and run again."
+                f"{self.field}: {self.path} was moved or removed while the sweep ran; move the folder back and run "
+                "again."
             )
 
     def remove_made(self) -> None:

@@ -161,7 +161,8 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
     of_plain = [name for name in measures if needs_plain(name, means)]
     if measures and of_plain == list(measures) and all(cell.baseline is None for cell in cells):
         raise UserError(
-            "measures: there is no cell of the unaccelerated sampler to compare with; add this sampler to the sweep."
+            "measures: there is no cell of the unaccelerated sampler with which other cells could be compared; add "
+            "this sampler to the sweep."
         )
 
     if means.reference is None or FEATURES not in kinds or means.resize:

@@ -72,8 +72,9 @@ def curve_plot(found: Curve, title: str) -> Any:
     drawn = [p for p in found.points if p.result is not None and p.speed is not None]
     if not drawn:
         raise UserError(
-            "measure: no cell of this sweep has both this measure and a speed-up; evaluate the measure, choose a "
-            "different measure, or add the unaccelerated sampler to the sweep."
+            "measure: no cell of this sweep has both this measure and a speed-up. If the measure is missing, run the "
+            "command evaluate, or choose a different measure. If the speed-ups are missing, add the unaccelerated "
+            "sampler to the sweep."
         )
 
     figure = figures()(figsize=(11, 6.8), layout="constrained")

@@ -96,7 +96,7 @@ def read_table(path: Path) -> dict[str, Any]:
         if not isinstance(table, dict):
             raise ValueError("it holds no table")
     except (ValueError, RecursionError) as e:
-        raise UserError(f"spec: {path.name} cannot be parsed ({first_line(e)}).") from None
+        raise UserError(f"spec: {path.name} cannot be parsed ({first_line(e)}); correct the file.") from None
 
     if isinstance(table.get("prompts"), str):
         table["prompts"] = read_prompts(path.parent / typed_path(table["prompts"], "prompts"))

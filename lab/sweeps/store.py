@@ -189,9 +189,9 @@ class Store:
         names = [cell.id for cell in cells]
         if isinstance(before, list) and before and set(names).isdisjoint(map(str, before)):
             raise UserError(
-                f"out: {self.folder.path} holds a sweep of different cells, for example {str(before[0])[:80]}: the "
-                "seed, batch, dtype, device, threads, labels, prompts or files differ. Choose a different folder with "
-                f"--out, or remove {MANIFEST} there to start again."
+                f"out: {self.folder.path} holds a sweep of different cells, for example {str(before[0])[:80]}. The "
+                "seed, batch, dtype, device, threads, labels, prompts or files of these cells are not those of this "
+                f"run. Choose a different folder with --out, or remove {MANIFEST} from this folder to start again."
             )
 
         for cell in cells:

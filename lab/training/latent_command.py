@@ -49,8 +49,9 @@ class FolderImages:
         paths = tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS))
         if len(paths) <= HELD_OUT:
             raise UserError(
-                f"images: {folder.name} has only {len(paths)} images ({', '.join(_ENDINGS)}), but {HELD_OUT} images "
-                "are held out from the training; give a folder with more images (thousands for a real model)."
+                f"images: {folder.name} has only {len(paths)} images (files that end in {' or '.join(_ENDINGS)}), but "
+                f"{HELD_OUT} images are set aside for measuring the result; give a folder with more images, thousands "
+                "for a real model."
             )
         return FolderImages(paths, side)
 
@@ -113,8 +114,8 @@ def run(options: argparse.Namespace) -> int:
     vq = without_part(load_vq(path, "fp32", device).net)
     if side % (ratio * vq.config.stride):
         raise UserError(
-            f"side: {side} is not a multiple of {ratio * vq.config.stride}; choose such a multiple, because one token "
-            f"of the draft is {ratio * vq.config.stride} pixels wide."
+            f"side: {side} is not a multiple of {ratio * vq.config.stride}; choose a multiple, because one token of "
+            f"the draft is {ratio * vq.config.stride} pixels wide."
         )
 
     # 3. Train.

@@ -54,5 +54,5 @@ def expect_fitting(samplers: LatentSamplersModel, vq: VQModel, ratio: int) -> No
     if not same_codes(samplers.net.codebook, vq.net.quantize):
         raise UserError(
             f"latent_samplers: {samplers.name} was not trained for the codes of the tokenizer {vq.name}; train latent "
-            "samplers for this tokenizer, or use none."
+            "samplers for this tokenizer, or run MuLo-SD without latent samplers."
         )

@@ -377,7 +377,7 @@ def _wanted(choice: str, family: str, folders: Sequence[Path], local: Sequence[s
     if same:
         remedy = f"choose {same[:80]!a}, which has the same name, or put the missing file there"
     else:
-        remedy = suggested(choice, family) or "put it there, or choose a different file"
+        remedy = suggested(choice, family) or "put the file there, or choose a different file"
     raise UserError(f"{kind.field}: {choice[:80]!a} is not in {where}; {remedy}")
 
 

@@ -391,8 +391,8 @@ def expect_no_broken_link(path: Path, field: str) -> None:
     for place in (*reversed(path.parents), path):
         if os.path.islink(place) and not os.path.exists(place):
             raise UserError(
-                f"{field}: {path.name} cannot be found, because {place} is a link to {os.readlink(place)}, and this "
-                "link leads nowhere; connect the drive that holds this file, or choose a different file"
+                f"{field}: {path.name} cannot be found, because {place} is a link to {os.readlink(place)}, which leads "
+                "to no file or folder; connect the drive that holds the file, or choose a different file"
             )
 
 

@@ -137,8 +137,8 @@ def language_numbers(
 
     if not _fit(numbers["heads"], queries, keys):
         raise file.error(
-            f"has {source} in its configuration, which does not give a number of attention heads that fits its "
-            f"weights ({queries} numbers for queries, {keys} for keys)",
+            f"has {source} in its configuration, from which FastAR cannot compute a number of attention heads that "
+            f"fits the weights ({queries} numbers for queries, {keys} for keys)",
             REMEDY,
         )
 

@@ -52,7 +52,7 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
     """
     if not os.path.exists(path):  # Path.exists can raise
         expect_no_broken_link(path, field)
-        raise UserError(f"{field}: there is no file or folder {path}; put it there, or choose a different model")
+        raise UserError(f"{field}: there is no file or folder {path}; put the model there, or choose a different model")
     if not os.path.isdir(path):
         if path.name.endswith(INDEX):
             return _complete(path.parent, named_by_index(path, field), field)
@@ -67,9 +67,10 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
 
     if not candidates:
         others = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
-        only = f", but only {listed(others)}" if others else ""
+        only = f"; its only weight files are {listed(others)}" if others else ""
         raise UserError(
-            f"{field}: {path} holds neither model.safetensors nor shards{only}; choose a folder or file with {what}"
+            f"{field}: {path} does not hold model.safetensors, diffusion_pytorch_model.safetensors or "
+            f"pytorch_model.bin, in one file or in shards (parts){only}; choose a folder or file with {what}"
         )
     if len(candidates) > 1:
         raise UserError(
@@ -119,8 +120,8 @@ def named_by_index(index: Path, field: str) -> list[str]:
     names = sorted({str(name) for name in weights.values()}) if isinstance(weights, dict) else []
     if not 1 <= len(names) <= _MOST_SHARDS or not all(map(_is_weight_file, names)):
         raise UserError(
-            f"{field}: {index.name} in {index.parent} must name weight files in its own folder and nothing else; "
-            "download the index again"
+            f"{field}: {index.name} in {index.parent} must name weight files in the same folder and nothing else; "
+            "download this index file again"
         )
 
     return names

@@ -315,8 +315,8 @@ def find_grid(
     if len(named) != 1:
         found = "has several image sizes in its name" if named else "does not state the size of its images"
         raise UserError(
-            f"grid: {file.path.name} {found}; choose the grid with which the model was trained: 16 (256 pixels), 24 "
-            "(384), 32 (512) or 64 (1024)"
+            f"grid: {file.path.name} {found}; choose the grid with which the model was trained: 16 for images of 256 x "
+            "256 pixels, 24 for 384 x 384, 32 for 512 x 512, or 64 for 1024 x 1024"
         )
 
     (side,) = named

@@ -114,7 +114,7 @@ def _config(file: ck.Checkpoint) -> NextStepConfig:
     settings = file.settings("config", beside=True)
     if not settings:
         raise file.error(
-            "has no config.json, which must state its norms and positions",
+            "has no config.json, from which FastAR reads the model's norms and positions",
             "put the config.json of this model into the folder",
         )
     if any(name.endswith("self_attn.o_proj.bias") for name in file.state):
@@ -244,7 +244,7 @@ def _latent_config(file: ck.Checkpoint, shape: KLConfig) -> LatentConfig:
     """
     settings = file.settings("config", beside=True)
     if not settings:
-        raise file.error("has no config.json beside it, which must state how latents are scaled", REMEDY)
+        raise file.error("has no config.json in its folder, from which FastAR reads how latents are scaled", REMEDY)
 
     expect_stated(file, settings, {"ch": shape.ch, "num_res_blocks": shape.blocks, "z_channels": shape.z_channels})
     expect_fixed(file, settings, {"encoder_norm": (True, False)})

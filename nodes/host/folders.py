@@ -104,8 +104,8 @@ def expect_writable(prefix: str, ending: str, field: str) -> None:
     if sys.platform == "win32" and not _NOT_ON_WINDOWS.isdisjoint(prefix):
         raise UserError(
             f"{field}: {prefix[:80]!a} has at least one of the characters {' '.join(sorted(_NOT_ON_WINDOWS))}, which "
-            "Windows does not allow in file names; leave these characters out. Instead of %date:...%, which only "
-            "ComfyUI's editor turns into the date, write %year%-%month%-%day%."
+            "Windows does not allow in file names; leave these characters out. Only ComfyUI's editor turns %date:...% "
+            "into a date; write %year%-%month%-%day% instead."
         )
 
     path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))

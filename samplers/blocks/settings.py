@@ -34,8 +34,8 @@ class BlockSettings(Annealed):
         "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet's classes; at 1, guidance is off, which halves the "
         "work.",
         low=1.0, high=20.0, step=0.1,
-        more="The published values for ImageNet are 4.0 for model L, 4.55 for model H, and for model B 3.2, 3.9 or "
-             "6.1 (with blocks of 1, 4 or 16 tokens).")
+        more="The published values for ImageNet are: 3.2 for model B with blocks of 1 token, 3.9 for B with blocks of "
+            "4 tokens, 6.1 for B with blocks of 16 tokens, 4.0 for model L, and 4.55 for model H.")
     width: int | None = knob(None, "Width of the image in pixels. Usual: the width of one of the sizes (width x "
         "height) that the model was trained for; Load BitDance lists these sizes.",
         low=8, high=8192, step=8, full_size_value=1024, unit="pixels")
@@ -46,9 +46,9 @@ class BlockSettings(Annealed):
         "increases from 1 at the first block to nearly cfg at the last block. Usual: constant for prompts, linear for "
         "ImageNet's classes.",
         choices=("constant", "linear"), advanced=True)
-    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last block, which needs fewer steps than the "
-        "first block (DiSA); lower is faster. Usual: a fifth of diffusion_steps; if both numbers are equal, DiSA is "
-        "off.",
+    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last block, which needs fewer steps than "
+        "the first block (DiSA); lower is faster. Usual: a fifth of diffusion_steps; at the value of "
+        "diffusion_steps, DiSA is off.",
         low=1, high=1000, step=1, full_size_value=50, same_as="diffusion_steps", advanced=True)
     speculation: int = speculation_knob("8 on a GPU; at 0 or 1, nothing is drafted",
         more="With a higher number, the diffusion head runs less often, but computes more at once, which may be "

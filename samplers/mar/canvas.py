@@ -234,6 +234,6 @@ def latents_and_mask(model: MARModel, edit: Edit, images: int, device: torch.dev
     if min(counts) != max(counts):
         raise UserError(
             f"mask: the masks of the batch cover different numbers of tokens ({min(counts)} to {max(counts)}); "
-            "use one mask for the batch, or run the images separately."
+            "use one mask for all images of the batch, or run the images separately."
         )
     return edit.start.to(device, torch.float32), mask

@@ -138,8 +138,8 @@ def expect_full_head(settings: MARBase, is_full: bool) -> None:
     """
     if settings.speculation_window > 1 and not is_full:
         raise UserError(
-            "speculation: you cannot combine speculation with head_cache; switch head_cache off, or set speculation to "
-            "0."
+            "speculation: this setting cannot be combined with head_cache; switch head_cache off, or set speculation "
+            "to 0."
         )
 
 

@@ -121,9 +121,9 @@ class DiSASettings(Annealed, MARBase):
 
     removed: ClassVar[Mapping[str, Any]] = {"diffusion_steps_curve": "linear"}
 
-    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last tokens, which need fewer steps than the "
-        "first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; if both numbers are equal, DiSA is "
-        "off.",
+    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last tokens, which need fewer steps than "
+        "the first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; at the value of "
+        "diffusion_steps, DiSA is off.",
         low=1, high=1000, step=1, full_size_value=100, same_as="diffusion_steps", advanced=True,
         more="If this is below 30, set *t_max* to 950 or less, as the code of DiSA's authors does.")
 

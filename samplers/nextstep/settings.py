@@ -48,7 +48,8 @@ class NextStepSettings(Annealed):
             "prediction, the model reads the original image with the negative text. At *cfg* 1, or without an "
             "original image, the setting has no effect, and the report says so.")
     cfg_schedule: str = knob(CONSTANT, "constant uses cfg for all tokens; falling lowers guidance from cfg at the "
-        "first token to nearly 1 at the last token, and rising raises it from cfg / 2 to nearly cfg. Usual: constant.",
+        "first token to nearly 1 at the last token, and rising raises guidance from cfg / 2 at the first token to "
+        "nearly cfg at the last token. Usual: constant.",
         choices=(CONSTANT, FALLING, RISING), advanced=True,
         more="The authors' code has two choices, constant and linear. In the code of NextStep-1 and in the code in "
             "the model folder of NextStep-1.1, linear means *falling*. In the authors' code from February 2026, linear "
@@ -58,13 +59,13 @@ class NextStepSettings(Annealed):
                             "of the authors' code from February 2026. Usual: em0 for NextStep-1.1, em for "
                             "NextStep-1; ode adds no noise between its steps.", choices=SOLVERS, advanced=True)
     time_shift: float = knob(1.0, "Shifts the diffusion steps of every token; above 1, more of these steps are taken "
-        "while the token is still noisy. Usual: 1, and 3.2 for NextStep-1-Large-Edit.",
+        "while the token is still noisy. Usual: 3.2 for NextStep-1-Large-Edit, and 1 for all other models.",
         low=0.01, high=100.0, step=0.1, symbol="k", advanced=True)
-    use_norm: bool = knob(False, "Normalise every token before the model reads it and before it is decoded. Usual: off "
-        "for NextStep-1.1, on for NextStep-1.", advanced=True)
-    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last token, which needs fewer steps than the "
-        "first token (DiSA); lower is faster. Usual: a third of diffusion_steps; if both numbers are equal, DiSA is "
-        "off.",
+    use_norm: bool = knob(False, "Normalise every token as soon as it is sampled, so the language model and VAE "
+        "Decode get normalised tokens. Usual: off for NextStep-1.1, on for NextStep-1.", advanced=True)
+    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last token, which needs fewer steps than "
+        "the first token (DiSA); lower is faster. Usual: a third of diffusion_steps; at the value of "
+        "diffusion_steps, DiSA is off.",
         low=1, high=1000, step=1, full_size_value=28, same_as="diffusion_steps", advanced=True,
         more="See also the notes of this help page. We have not measured how fewer steps change the quality of the "
             "image.")

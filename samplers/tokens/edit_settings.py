@@ -24,7 +24,8 @@ class EditSettings(Settings):
         step=0.1,
         symbol="w",
         more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "
-        "guidance runs the model on three versions of the condition: one with the image's content and its VQ tokens "
-        "(weight 1), one with the content only (weight *freedom*), and an empty one, from which guidance moves the "
-        "result away. *cfg* of the sampler sets the strength of guidance; the published value is 5.",
+        "guidance runs the model on three versions of the condition. The first version has the content and the VQ "
+        "tokens of the image (weight 1). The second version has only the content (weight *freedom*). The third "
+        "version is empty, and guidance moves the result away from it. *cfg* of the sampler sets the strength of "
+        "guidance; the published value is 5.",
     )

@@ -71,4 +71,7 @@ def _expect_codes(condition: CodeCondition, size: int, owner: str) -> None:
 def expect_entries(entries: tuple[Tensor, ...]) -> None:
     """Check that there is at least one image, and that every image has features or codes."""
     if not all(map(len, entries)) or not entries:
-        raise UserError("condition: it has no image, or an image without features or codes; make the condition again.")
+        raise UserError(
+            "condition: it has no images, or one of its images has neither features nor codes; make the condition "
+            "again."
+        )

@@ -205,18 +205,18 @@ class PARSettings(TokenSettings):
         "For the demo, use 1.5. For a LlamaGen with class labels, 4 is usual, and 1.5 to 2 gives more variety.")
     top_k: int | None = top_k_knob("0 for a PAR model", "For a LlamaGen with class labels, 2000 is usual.")
     grouping: str = knob(TRAINED,
-        "Which tokens are decided together. Usual: from checkpoint, which groups the tokens as in the training of "
-        "the PAR model; the two choices named ablation are the paper's experiments with a LlamaGen: non-local uses "
-        "PAR's groups, and adjacent uses groups of neighbouring tokens of the same row.",
+        "Which tokens are decided in the same pass. Usual: from checkpoint, the groups with which the PAR model was "
+        "trained. The other choices are the paper's experiments with a LlamaGen: with ablation: non-local, a group "
+        "has one token of every region; with ablation: adjacent, a group has neighbouring tokens of one row.",
         choices=(TRAINED, NON_LOCAL, ADJACENT),
-        more="A LlamaGen was trained for neither of these two groupings. In the paper, groups of neighbours give much "
-            "worse images than PAR's groups.")
+        more="A LlamaGen was trained for neither of these two groupings. In the paper, groups of neighbouring tokens "
+            "give much worse images than groups with one token of every region.")
     sequential_start: bool = knob(True,
         "Decide the first tokens of the regions one after another, so that the regions fit together. When this is "
-        "off, all first tokens are decided in one pass, as in an experiment of the paper; switching it off saves a "
-        "few passes, but the regions fit together less well.",
+        "off, one pass decides the first tokens of all regions, as in an experiment of the paper; this saves a few "
+        "passes, but the regions fit together less well.",
         advanced=True)
-    parallel: int = parallel_knob("passes", USUAL_PARALLEL, more=PARALLEL_PASSES)
+    parallel: int = parallel_knob("the tokens of this many later passes", USUAL_PARALLEL, more=PARALLEL_PASSES)
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on
@@ -237,7 +237,7 @@ class PARSettings(TokenSettings):
             if self.grouping != TRAINED:
                 raise UserError(
                     f"grouping: {model.name} is a PAR model, which was trained for its own groups; choose {TRAINED!r}, "
-                    "or load a LlamaGen for the two ablations."
+                    f"or load a LlamaGen instead of the PAR model to use {NON_LOCAL!r} or {ADJACENT!r}."
                 )
             return par_schedule(model.grid, model.regions, self.sequential_start)
 

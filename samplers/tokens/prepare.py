@@ -158,7 +158,7 @@ def _pack_images_with_prompts(
             raise UserError(
                 f"condition: its image was read as {len(image.rows)} vectors of width {image.rows.shape[-1]}, but "
                 f"{model.name} reads {model.tokens} vectors of width {model.net.config.dim}; read the image with "
-                "this model."
+                f"{model.name}."
             )
 
     # 2. The prompts of these pairs, padded to the longest prompt, and the rows and codes of their images.
@@ -254,7 +254,7 @@ def _expect_positions(model: TokenModel, rows: int) -> None:
             f"value of detail with at most {positions_left} codes."
         )
     raise UserError(
-        f"grid: a condition of {rows} rows and {model.grid} x {model.grid} tokens after it need "
-        f"{rows + model.tokens - 1} positions together, but {name} has only {positions}; choose the grid that the "
-        "checkpoint was trained for."
+        f"grid: a condition of {rows} codes, followed by {model.grid} x {model.grid} image tokens, needs "
+        f"{rows + model.tokens - 1} positions, but {name} has only {positions}; choose the grid that the model was "
+        "trained for."
     )

@@ -22,7 +22,7 @@ def top_p_knob(advanced: bool) -> Any:
     which users try this setting first.
     """
     return knob(1.0,
-        "Sample only from the likeliest values that together reach this probability; lower is cleaner and less "
+        "Sample only from the likeliest values whose probabilities add up to this number; lower is cleaner and less "
         "varied. Usual: 1, which allows all values.",
         low=0.0, high=1.0, step=0.01, advanced=advanced,
         more="For the demo, use 0.8 to 0.95.")
@@ -60,14 +60,14 @@ def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "the ima
     """The setting *parallel*, for Jacobi decoding (``jacobi.py``).
 
     Args:
-        what: what the sampler guesses, a plural ("tokens").
+        what: what the sampler guesses, and how many ("this many tokens ahead").
         usual: the usual value, in words.
         more: what the help page adds to the tooltip.
         same: a clause that says what the guesses do not change.
     """
     return knob(0,
-        f"Guess this many {what} ahead and verify all guesses in one pass, so fewer passes are needed; {same}. Usual: "
-        f"{usual}; at 0, no guesses are made.",
+        f"Guess {what} and verify all guesses in one pass, so fewer passes are needed; {same}. Usual: {usual}; at 0, "
+        "no guesses are made.",
         low=0, high=4096, step=1, advanced=True, more=more)
 
 
@@ -89,8 +89,8 @@ def entropy_temperature_knob(what: str) -> Any:
 
 # The help page's text on "parallel" for samplers in which this setting is a number of passes.
 PARALLEL_PASSES = (
-    "In half precision, all values from 1 to the image's side in tokens give the same image, but 0 gives a "
-    "different image, sampled from the same distribution."
+    "In half precision, all values from 1 to the image's side in tokens give the same image, but 0 gives a different "
+    "image. Both images are sampled from the same distribution."
 )
 # The usual value of "parallel", in words.
 USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
@@ -123,8 +123,8 @@ class TokenSettings(Guarantees):
         "2000 for class labels, 1000 for LlamaGen's text-to-image models, and 0 for Tar and Janus")
     top_p: float = top_p_knob(advanced=True)
     cfg_interval: int | None = knob(None,
-        "Index of the last decoding step that uses guidance, counted from 0; a step without guidance takes half the "
-        "work. Usual: the number of tokens of the image or more, which keeps guidance to the end.",
+        "Guidance ends after this decoding step, counted from 0; every step without guidance takes half the work. "
+        "Usual: the number of tokens of the image or more, so guidance never ends.",
         low=0, high=65536, step=1, full_size_value=4096, advanced=True)
 
     # This is not a field, because a saved workflow stores the values of widgets in the order of the fields, and
@@ -168,14 +168,14 @@ class LlamaGenSettings(TokenSettings):
     """Settings of LlamaGen, which decides one token after another, row by row."""
 
     top_p: float = top_p_knob(advanced=False)
-    parallel: int = parallel_knob("tokens", USUAL_PARALLEL,
+    parallel: int = parallel_knob("this many tokens ahead", USUAL_PARALLEL,
         more="A pass (one run of the transformer) computes the next tokens from the guesses, and compares every "
             "guess with the token that was computed for the same position. All guesses before the first difference "
             "are confirmed (Jacobi iteration). In half precision, all values from 1 to the image's side in tokens "
-            "give the same image, but 0 gives a different image, sampled from the same distribution. To compare "
-            "images in half precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the "
-            "demo, *parallel* 16 takes 57 passes instead of 256. For a single image on a GPU, twice the side may be "
-            "faster still. On a CPU, batches of four or more images hardly get faster.")
+            "give the same image, but 0 gives a different image. Both images are sampled from the same distribution. "
+            "To compare images in half precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 in the "
+            "loader. On the demo, *parallel* 16 takes 57 passes instead of 256. For a single image on a GPU, twice "
+            "the side may be faster still. On a CPU, batches of four or more images hardly get faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:

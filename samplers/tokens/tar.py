@@ -52,8 +52,8 @@ class TarPromptSettings(Settings):
         "likeliest code.",
         low=0.0, high=2.0, step=0.01)
     top_p: float = knob(0.95,
-        "Sample only from the likeliest codes that together reach this probability; lower is safer and less varied. "
-        "Usual: 0.95; 1 allows all codes.",
+        "Sample only from the likeliest codes whose probabilities add up to this number; lower is safer and less "
+        "varied. Usual: 0.95; 1 allows all codes.",
         low=0.0, high=1.0, step=0.01)
     top_k: int = knob(1200,
         "Sample only from this many of the likeliest codes; fewer is safer and less varied. Usual: 1200; at 0, all "
@@ -63,9 +63,9 @@ class TarPromptSettings(Settings):
         "Lowers the probability of codes that have already occurred; a higher value means fewer repetitions. Usual: "
         "the value that the model's file recommends; at 1, the penalty is off.",
         low=0.01, high=2.0, step=0.01, full_size_value=1.0, advanced=True)
-    parallel: int = parallel_knob("codes", "32 on a GPU",
-        more="In half precision, all values of 1 or more give the same codes, but 0 gives different codes, sampled "
-            "from the same distribution.",
+    parallel: int = parallel_knob("this many codes ahead", "32 on a GPU",
+        more="In half precision, all values of 1 or more give the same codes, but 0 gives different codes. Both are "
+            "sampled from the same distribution.",
         same="the codes stay identical in fp32")
     entropy_temperature: float = entropy_temperature_knob("code")
 # fmt: on

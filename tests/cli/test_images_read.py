@@ -218,7 +218,7 @@ def test_half_transparent_is_half_painted():
 def test_a_black_stroke_is_refused_with_the_remedy(of_mar):
     start = of_mar.sample("cat", seed=1, **QUICK).latents
     for mask in (stroke(BLACK, BLACK), stroke(BLACK, WHITE), [stroke(WHITE, WHITE), stroke(BLACK, WHITE)]):
-        with pytest.raises(UserError, match="^mask: the visible part of the mask is black, .*; paint white over"):
+        with pytest.raises(UserError, match="^mask: the mask is black wherever it is not transparent.*; paint white"):
             of_mar.sample("cat", image=start, mask=mask, seed=2, **QUICK)
     with pytest.raises(UserError, match="^mask: it is empty"):
         of_mar.sample("cat", image=start, mask=Image.new("RGBA", (4, 4)), seed=2, **QUICK)

@@ -406,7 +406,7 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"prompt": "dog"}, "^prompt: there is no class 'dog'"),
     ({"prompt": []}, "^prompt: it is empty"),
     ({"prompt": ["cat"] * 600, "images": 2}, "^batch: 1200 images .* 1024"),
-    ({"negative": "Draw."}, "^negative: .*Harmon, UniPic and NextStep.* tiny mar reads class labels"),
+    ({"negative": "Draw."}, "^negative: .*Harmon, UniPic and NextStep.* tiny mar reads only class labels"),
     ({"prompt_settings": {"top_k": 1}}, "^prompt_settings: these settings are for Tar's language model"),
     ({"mask": np.zeros((4, 4))}, "^mask: inpainting needs both"),
     ({"image": np.zeros((8, 8, 3), np.uint8)}, "^mask: inpainting needs both"),
@@ -456,7 +456,7 @@ def test_wrong_arguments_of_models_that_read_prompts(pipeline):
     ({"tar": "demo-tar"}, "^tar: tiny mar does not use this option"),
     ({"encoder": "x"}, "^encoder: tiny mar does not use this option"),
     ({"device": "meta"}, "^device: meta is not available here"),
-    ({"dtype": torch.float64}, "^dtype: 'torch.float64' is not known"),
+    ({"dtype": torch.float64}, "^dtype: FastAR cannot load .* in 'torch.float64'"),
     ({"model": "demo-kl.pth"}, "^checkpoint: "),
     ({"model": "tar-1.5b"}, r'^model: tar-1.5b .*load\("ar-dtok-512", tar="tar-1.5b"\)'),
 ])  # fmt: skip

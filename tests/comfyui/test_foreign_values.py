@@ -131,19 +131,19 @@ def test_a_value_of_ours_at_a_node_of_core_is_a_sentence(comfy, case):
 FOREIGN = {
     "a tensor of labels": (
         "dict(kind='class', fastar_version=1, labels=torch.tensor([1]), names=['x'])",
-        "condition: the attribute labels must be a list of whole numbers from 0, but is a tensor [1]",
+        "condition: the attribute 'labels' must be a list of whole numbers from 0, but is a tensor [1]",
     ),
     "no names": (
         "dict(kind='class', fastar_version=1, labels=[1])",
-        "condition: this FastAR class lacks the attribute names",
+        "condition: this FastAR class lacks the attribute 'names'",
     ),
     "a text that is a number": (
         "dict(kind='label text', fastar_version=1, text=3, repeat=1)",
-        "condition: the attribute text must be a text of at most 20000 characters, but is the number 3",
+        "condition: the attribute 'text' must be a text of at most 20000 characters, but is the number 3",
     ),
     "no version": (
         "dict(kind='class', labels=[1], names=['x'])",
-        "condition: this object states the kind 'class', but its attribute fastar_version is not a whole number",
+        "condition: this object says that it is a FastAR class, but its attribute 'fastar_version' is not a",
     ),
     "a prompt with a negative": (
         "dict(kind='prompt', fastar_version=1, texts=['a cat'], unconditional='Draw nothing.')",
@@ -178,7 +178,7 @@ def test_a_report_of_another_pack_is_read_or_refused_in_a_sentence(comfy):
 
     assert "mar" in comfy.run(told("1.0"))["see"]["text"][0]
     sentence = refused(comfy, told("'1'"))
-    assert sentence.startswith("report: the attribute seconds must be a number from 0, but is the text '1'")
+    assert sentence.startswith("report: the attribute 'seconds' must be a number from 0, but is the text '1'")
 
 
 def test_a_missing_language_model_is_refused_before_anything_runs(comfy):

@@ -376,8 +376,8 @@ def test_nodes_that_look_for_a_name_end_in_a_sentence(host, nodes, node, loader)
         pytest.skip("ComfyUI 0.27 reads the model before the VAE, and the model of this test is a stand-in")
 
     assert sentence(host, nodes, node, loader) == (
-        f"vae: a VAE of FastAR is for single images only and has no {BY_NAMES[node]}, which this node needs; connect a "
-        "different VAE."
+        f"vae: this node needs {BY_NAMES[node]!r}, which a VAE of FastAR does not have, because it is for single "
+        "images only; connect a different VAE."
     )
 
 

@@ -149,7 +149,7 @@ def test_a_folder_that_is_moved_while_it_is_used_is_not_made_anew(tmp_path):
     (tmp_path / "sweep").rename(tmp_path / "moved")
     for used in (folder, reader):
         for use in (lambda used=used: used.write("cells/b", b"2"), lambda used=used: used.check("out")):
-            with pytest.raises(UserError, match="^out: .*sweep was moved or removed while the sweep ran; move it back"):
+            with pytest.raises(UserError, match="^out: .*sweep was moved or removed .*; move the folder back"):
                 use()
     assert os.listdir(tmp_path) == ["moved"]
 

@@ -370,7 +370,7 @@ def test_a_name_that_is_nowhere_recommends_its_namesake(tmp_path: Path) -> None:
         UserError, match=r"^checkpoint: 'sub/mine.safetensors' is not in .*; choose 'other.+mine.safetensors'"
     ):
         hub.check("sub/mine.safetensors", "mar", [tmp_path], local)
-    with pytest.raises(UserError, match="^checkpoint: 'gone.pt' is not in .*; put it there, or choose a"):
+    with pytest.raises(UserError, match="^checkpoint: 'gone.pt' is not in .*; put the file there, or choose a"):
         hub.check("gone.pt", "mar", [tmp_path], local)
 
 
@@ -385,7 +385,7 @@ def test_a_name_that_is_nowhere_recommends_its_namesake(tmp_path: Path) -> None:
         ),
         ("wusize/harmon", "hybrid", "to use this repository, choose harmon-1.5b or harmon-1.5b-o"),
         ("deepseek-ai/Janus-Pro-1B", "mar", "to use this repository, choose janus-pro-1b"),
-        ("someone/something", "t5", "put it there, or choose a different file"),
+        ("someone/something", "t5", "put the file there, or choose a different file"),
         ("mar-bass", "mar", "did you mean mar-base?"),
         ("janus-pro-1", "mar", "did you mean janus-pro-1b?"),
     ],

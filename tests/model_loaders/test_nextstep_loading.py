@@ -138,7 +138,7 @@ def test_a_start_token_comes_from_the_tokenizers_own_configuration(folder):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda p: (p / "config.json").unlink(), "has no config.json, which must state its norms"),
+        (lambda p: (p / "config.json").unlink(), "has no config.json, from which FastAR reads the model.s norms"),
         (lambda p: change(p / "config.json", use_gen_pos_embed=True), "states use_gen_pos_embed = true"),
         (lambda p: change(p / "config.json", attention_use_qk_norm=True), "states attention_use_qk_norm = true"),
         (lambda p: change(p / "config.json", model_type="llama"), "states model_type = 'llama'"),
@@ -251,7 +251,7 @@ def test_encoding_and_decoding_are_in_the_scale_of_the_tokens():
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda p: (p / "config.json").unlink(), "has no config.json beside it, which must state how latents"),
+        (lambda p: (p / "config.json").unlink(), "has no config.json in its folder, from which FastAR reads how"),
         (lambda p: change(p / "config.json", z_channels=16), "states z_channels = 16 .* weights have 4"),
         (lambda p: change(p / "config.json", encoder_norm="layer"), "states encoder_norm = 'layer'"),
         (lambda p: change(p / "config.json", scaling_factor=0), "states scaling_factor = 0"),

@@ -117,14 +117,14 @@ def test_an_index_names_the_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [(), ("../x.safetensors",), ("/etc/passwd",), ("a/b",)])
 def test_an_index_that_leads_out_of_its_folder(tmp_path: Path, names: tuple[str, ...]) -> None:
-    refused(index(files(tmp_path, *TWO), *names), "must name weight files in its own folder and nothing else")
+    refused(index(files(tmp_path, *TWO), *names), "must name weight files in the same folder and nothing else")
 
 
 def test_what_is_missing(tmp_path: Path) -> None:
     refused(tmp_path / "gone", "there is no file or folder")
-    refused(files(tmp_path / "empty", "config.json"), "holds neither model.safetensors nor shards;")
+    refused(files(tmp_path / "empty", "config.json"), "does not hold model.safetensors, ", "in shards (parts); choose")
     others = files(tmp_path / "others", "janus.safetensors", "x.pth")
-    refused(others, "shards, but only janus.safetensors, x.pth; choose a folder or file with a Janus")
+    refused(others, "its only weight files are janus.safetensors, x.pth; choose a folder or file with a Janus")
     assert chosen(others / "x.pth") == ["x.pth"]
     refused(files(tmp_path / "some", *FOUR[1:3]), "2 of 4 shards", FOUR[0], FOUR[3])
 
@@ -158,7 +158,7 @@ def test_a_configuration_that_is_a_loop_is_not_taken_for_none(tmp_path: Path) ->
 )
 def test_an_index_that_names_no_weight_file(tmp_path: Path, name: str) -> None:
     """None of these is a missing shard, a link, or the folder itself."""
-    refused(index(files(tmp_path, *TWO), name), "must name weight files in its own folder and nothing else")
+    refused(index(files(tmp_path, *TWO), name), "must name weight files in the same folder and nothing else")
     assert chosen(index(tmp_path, *TWO)) == [*TWO]
 
 

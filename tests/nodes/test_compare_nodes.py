@@ -41,7 +41,7 @@ def test_compare_measures_against_the_plain_sampler():
     assert len(below) == 1 and "passes: " in below[0]
     with pytest.raises(UserError, match="^baseline: .*no report"):
         compared(**pairs, baseline=[1])
-    with pytest.raises(UserError, match="^baseline: .*choose a cell from 1 to 3"):
+    with pytest.raises(UserError, match="^baseline: .*choose the number of a cell, 1 to 3"):
         compared(**pairs, baseline=[4])
 
 

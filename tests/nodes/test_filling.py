@@ -148,7 +148,7 @@ def test_shared_graphs_show_the_numbers_of_their_presets(path):
 @pytest.mark.parametrize(
     ("question", "said"),
     [
-        ((5, "fast"), "node: it got the number 5, which is not a node with a preset"),
+        ((5, "fast"), "node: it got the number 5, which is not the type of a node with a preset"),
         (("FastARMARSampler", "fast"), "preset: it got the text 'fast'; choose one of recommended, few steps, custom"),
         (("FastARMARSampler", "recommended", 5), "loader: this is not a loader"),
         (

@@ -190,7 +190,7 @@ def test_graphs_travel(folder, written, node, widget, spellings):
 FORGED = {
     "mar-huge (already on your disk)": "is not in",
     "mar-huge (download 3.77 GB": "is not in",
-    "gone.safetensors": "is not in .*; put it there, or choose a different file",
+    "gone.safetensors": "is not in .*; put the file there, or choose a different file",
     "sub/tiny.safetensors": "is not in",
     "../../etc/passwd": "not the name of a file in a model folder",
     "/etc/passwd": "not the name of a file in a model folder",

@@ -288,7 +288,7 @@ def test_an_image_of_a_batch_is_drawn_alone_by_its_number(sampler):
     made = drawn((2,), 2)
     edit = {"latent_image": {**made, "samples": torch.ones_like(made["samples"])}, "mask": torch.ones(1, 4, 4)}
     torch.testing.assert_close(drawn((2,), **edit)["samples"], batch["samples"][2:], rtol=1e-4, atol=1e-4)
-    with pytest.raises(UserError, match="^first_image: it is .*, but latent_image already states"):
+    with pytest.raises(UserError, match="^first_image: the value is .*, but latent_image already states"):
         drawn((2,), 1, **edit)
 
 
@@ -387,7 +387,9 @@ def test_what_size_an_empty_latent_asks_for():
     model.vae.upscale_ratio = 8
     for side in (16, 32):
         assert checked("mar", model, FEW, latent_image=core_empty(side, side)).edit is None, side
-    with pytest.raises(UserError, match="^latent_image: .* 64 x 48 pixels, .* 32 x 32 here; set 32 x 32 on Empty"):
+    with pytest.raises(
+        UserError, match="^latent_image: .* 64 x 48 pixels, .* 32 x 32 pixels .*; set width to 32 and height to"
+    ):
         checked("mar", model, FEW, latent_image=core_empty(64, 48))
 
 
@@ -395,7 +397,7 @@ def test_what_size_an_empty_latent_asks_for():
 def test_a_size_that_the_sampler_sets_names_its_numbers(sampler, make, usual, monkeypatch):
     model = make()
     monkeypatch.setattr(model.vae, "sizes", ((usual, usual), (16, 8)))
-    here = f"{usual} x {usual} here; set width to 8 and height to"
+    here = f"{usual} x {usual} pixels with these settings; set width to 8 and height to"
     with pytest.raises(UserError, match=f"^latent_image: .* 8 x 16 pixels, .* {here}"):
         drawn_from(core_empty(8, 16), 1, model=model, sampler=sampler)
 

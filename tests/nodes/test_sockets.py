@@ -122,7 +122,7 @@ def test_an_attribute_of_a_condition_is_checked_for_type_and_range(kind, right, 
     sockets.expect_condition(value(kind, **right), "Class Label")
     (name,) = wrong
     with pytest.raises(
-        UserError, match=f"^condition: the attribute {name} must .*; report this to the author of the node"
+        UserError, match=f"^condition: the attribute '{name}' must .*; report this to the author of the node"
     ) as told:
         sample(samplers.MARSampler, model=a_mar(), condition=value(kind, **{**right, **wrong}))
     assert len(str(told.value)) < 250
@@ -131,19 +131,20 @@ def test_an_attribute_of_a_condition_is_checked_for_type_and_range(kind, right, 
 REFUSED = {
     "an attribute is missing": (
         value("class", names=["x"]),
-        "this FastAR class lacks the attribute labels, a list of whole numbers from 0; report this to the author",
+        "FastAR class lacks the attribute 'labels', which must be a list of whole numbers from 0; report this to the",
     ),
-    "names are missing": (value("class", labels=[1]), "lacks the attribute names, a list of texts; report this"),
+    "names are missing": (value("class", labels=[1]), "lacks the attribute 'names', which must be a list of texts; "),
     "a newer version": (replace(ClassCondition((1,), ("x",))), "comes from a newer version of FastAR"),
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
         SimpleNamespace(kind="class", labels=[1], names=["x"]),
-        "this object states the kind 'class', but its attribute fastar_version is not a whole number of 1 or more; "
+        "this object says that it is a FastAR class, but its attribute 'fastar_version' is not a whole number of 1 or "
+        "more; "
         "report this",
     ),
-    "a version that is none": (value("class", version="1", **LABELS), "fastar_version is not a whole number"),
-    "a version below 1": (value("class", version=0, **LABELS), "fastar_version is not a whole number"),
-    "no image": (value("class", labels=[], names=[]), "the attribute labels is an empty list"),
+    "a version that is none": (value("class", version="1", **LABELS), "'fastar_version' is not a whole number"),
+    "a version below 1": (value("class", version=0, **LABELS), "'fastar_version' is not a whole number"),
+    "no image": (value("class", labels=[], names=[]), "the attribute 'labels' is an empty list"),
     "a kind that is none": (value("cats"), "of the class SimpleNamespace.*; connect the output of Class Label"),
     "neither": (object(), "an object of the class object, which has no attribute fastar_version; connect the output"),
 }
@@ -230,9 +231,9 @@ def test_a_report_without_a_decided_token_makes_no_animation():
 
 
 OF_CACHES = [
-    ({"values": [1]}, "cache: the attribute values must be a dictionary"),
-    ({"preset": 3}, "cache: the attribute preset must be one of balanced, fast, exact, custom, but is the number 3"),
-    ({"preset": "quick"}, "cache: the attribute preset must be .* is the text 'quick'"),
+    ({"values": [1]}, "cache: the attribute 'values' must be a dictionary"),
+    ({"preset": 3}, "cache: the attribute 'preset' must be one of balanced, fast, exact, custom, but is the number 3"),
+    ({"preset": "quick"}, "cache: the attribute 'preset' must be .* is the text 'quick'"),
     ({"values": {"refresh_period": 0}}, "cache: the settings of LazyMAR Cache do not fit .*refresh_period: 0 is"),
     ({"values": {"period": 3}}, "cache: the settings of LazyMAR Cache do not fit .*period"),
 ]
@@ -266,7 +267,7 @@ def test_a_model_whose_parts_were_changed_is_refused():
     for name, wrong in {"vae": 3, "recommended": [1]}.items():
         model = a_mar()
         setattr(model, name, wrong)
-        with pytest.raises(UserError, match=f"^model: the attribute {name} must be"):
+        with pytest.raises(UserError, match=f"^model: the attribute '{name}' must be"):
             sample(samplers.MARSampler, model=model)
 
 

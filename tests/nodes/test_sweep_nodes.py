@@ -216,7 +216,7 @@ def test_prompts_are_an_axis_for_every_node_that_makes_them():
     (graph(condition="FastARPrompt"), {"x": "label", "x_values": "2"}, "condition"),
     (graph(), {"x": "prompt", "x_values": "a cat"}, "condition"),
     (graph(model="CheckpointLoaderSimple"), {"x": "checkpoint", "x_values": "demo"}, "model"),
-    (graph(labels="cat", label_set=["9", 0]), {"x": "label", "x_values": "2"}, "x"),
+    (graph(labels="cat", label_set=["9", 0]), {"x": "label", "x_values": "2"}, "condition"),
     (graph(), {"x": "label", "x_values": "nothing"}, "labels"),
     (graph(), {"x": "checkpoint", "x_values": "nothing"}, "checkpoint"),
     (graph(), {"x": "label", "x_values": " ,"}, "x_values"),

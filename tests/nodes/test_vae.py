@@ -293,7 +293,7 @@ def test_a_node_for_images_encodes(node_runs):
 def test_what_nodes_for_sounds_and_meshes_look_for_is_a_sentence(enlarging):
     with pytest.raises(UserError, match=r"^vae: large is for single images, but this node is for sounds; connect"):
         _ = enlarging.audio_sample_rate
-    with pytest.raises(UserError, match=r"^vae: .* for single images only and has no octree_resolution, .*; connect"):
+    with pytest.raises(UserError, match=r"^vae: this node needs 'octree_resolution', .* single images only; connect"):
         enlarging.decode(torch.zeros(1, 2, 2, 2), {"octree_resolution": 256})
 
 
@@ -302,7 +302,7 @@ def test_a_network_without_a_name_says_so_and_answers_hasattr(kind):
     net = DECODERS[kind](Path(fastar_nodes.__file__).parent / "demo" / "checkpoints" / f"{kind}.safetensors").net
     assert not hasattr(net, "decode_structure") and getattr(net, "comfy_has_chunked_io", False) is False
     assert net.decoder is net.get_submodule("decoder")
-    with pytest.raises(UserError, match="single images only and has no decode_structure, .*; connect a different"):
+    with pytest.raises(UserError, match="needs 'decode_structure', .* single images only; connect a different"):
         net.decode_structure(torch.zeros(1))
 
 

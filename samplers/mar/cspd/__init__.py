@@ -61,8 +61,8 @@ def _expect_use_of_speculation(settings: CSpDSettings) -> None:
     """
     if settings.speculation > 1 and settings.mode != "lossless":
         raise UserError(
-            f"speculation: {settings.speculation} is not supported in the mode {settings.mode}, where it could speed "
-            "up only the AR steps before the first draft; set speculation to 0, or mode to lossless."
+            f"speculation: {settings.speculation} is not possible in the mode {settings.mode}, because it would speed "
+            "up only the AR steps before the first draft; set speculation to 0, or set mode to lossless."
         )
 
 

@@ -29,9 +29,10 @@ class CSpDSettings(MARBase):
         "is slower and closer to the target's image. Usual: 0.05 to 0.15; at 1, nothing is drafted.",
         low=0.0, high=1.0, step=0.01,
         more="The drafts of the first AR steps are the worst.")
-    mode: str = knob("published", "How drafts are accepted. The rule published (from the authors' code) accepts most "
-        "drafts and is approximate; the stricter rule paper (from the authors' text) hardly ever accepts a draft; the "
-        "rule lossless keeps the distribution of the target's images exactly. Usual: published.",
+    mode: str = knob("published", "Rule by which drafts are accepted. published is the rule of the authors' code: it "
+        "accepts most drafts, but is approximate. paper is the rule of the authors' text: it hardly ever accepts a "
+        "draft. lossless keeps the distribution of the target's images exactly, but hardly ever accepts a draft, too. "
+        "Usual: published.",
         choices=("published", "paper", "lossless"),
         more="The notes of this help page compare the three modes.")
     alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every "

@@ -36,8 +36,8 @@ class GtRSettings(DiSASettings):
         "reconstruction_steps; more is slower and finer. Usual: 17 for 256 tokens, as in the paper, and 6 to 9 for the "
         "demo.",
         low=1, high=4096, step=1)
-    reconstruction_steps: int = knob(1, "Number of AR steps at the end that decide the tokens of the second colour of "
-        "the checkerboard (half of all tokens); more is slower and finer. Usual: 1; the paper allows 1 or 2.",
+    reconstruction_steps: int = knob(1, "Number of AR steps at the end, which decide the second half of the tokens "
+        "(the tokens of one colour of a checkerboard); more is slower and finer. Usual: 1; the paper allows 1 or 2.",
         low=0, high=256, step=1, unit="AR steps",
         more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler; if "
             "*diffusion_steps_end* equals *diffusion_steps*, MAR then runs without acceleration.")
@@ -80,8 +80,8 @@ class GtRSettings(DiSASettings):
         fewest = self.stage_count - 1
         if before < fewest:
             raise UserError(
-                f"reconstruction_steps: {last} is too many for {self.steps} AR steps, because the first half of the "
-                f"tokens needs at least {fewest} of them; set steps to at least {last + fewest}, or reduce "
+                f"reconstruction_steps: {last} is too many if steps is {self.steps}, because the stages before the "
+                f"reconstruction need at least {fewest} AR steps; set steps to at least {last + fewest}, or reduce "
                 "reconstruction_steps."
             )
 
@@ -113,7 +113,7 @@ class GtRSettings(DiSASettings):
         if any(image_sizes != sizes[0] for image_sizes in sizes):
             raise UserError(
                 "mask: in one of GtR's stages, the masks of the batch cover different numbers of tokens; use one mask "
-                "for the batch, or run the images separately."
+                "for all images of the batch, or run the images separately."
             )
         return tuple(sizes[0])
 

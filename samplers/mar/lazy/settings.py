@@ -50,9 +50,9 @@ class CacheSettings(Guarantees):
              "before step 41.")
     ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, in "
         "which the decoder computes all tokens in AR steps 1 to 20, fewer in steps 21 to 40, and the share "
-        "computed_ratio from step 41 on. With stretched, this table is spread over all AR steps, which is faster and "
-        "less exact with fewer than 64 AR steps; constant uses computed_ratio from the start. Usual: published for "
-        "full-size models, constant for the demo.",
+        "computed_ratio from step 41 on. With stretched, this table is spread over all AR steps; for fewer than 64 "
+        "AR steps, stretched is faster and less exact than published. With constant, the share is computed_ratio "
+        "from the start. Usual: published for full-size models, constant for the demo.",
         choices=("published", "stretched", "constant"), advanced=True,
         more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
             "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* "
@@ -60,21 +60,21 @@ class CacheSettings(Guarantees):
             "steps, MAR-H (the largest MAR) takes 10% fewer operations than with *published*. With 64 AR steps, "
             "*published* and *stretched* use the same shares.\n  - *constant*: *computed_ratio* at every step, as in "
             "the paper's Figure 6.")
-    selection: str = knob("least-similar", "Which tokens the decoder computes; it always computes the tokens of the "
-        "current and of the previous AR step, and this setting chooses the others. Usual: least-similar, the tokens "
-        "that changed most, as in the paper.",
+    selection: str = knob("least-similar", "The decoder always computes the tokens of the current and of the "
+        "previous AR step; this setting chooses the other tokens that the decoder computes. Usual: least-similar, "
+        "the tokens that changed most, as in the paper.",
         choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
         more="The other choices gave worse images in the paper. Their rows in the paper's Table 3 are: "
             "*most-similar* IV, *random* III, *undecided* II and *decided* I. The paper names a choice after the "
             "tokens that are cached; our names say which tokens are computed. With *undecided* or *decided*, "
             "*computed_ratio* has no effect: the decoder computes all undecided or all decided tokens, but not the "
             "extra rows of its input that hold the class (these rows are not tokens of the image).")
-    condition_cache: bool = knob(True, "Guidance needs the difference between the predictions with and without the "
-        "label or prompt. Until the next full computation, the cache reuses this difference; this halves the "
-        "transformer's work. Without this cache, runs are slower and more exact.",
+    condition_cache: bool = knob(True, "Guidance needs the difference between two predictions: one with the label or "
+        "prompt, and one without. Between two full computations, this cache reuses the last difference, which halves "
+        "the transformer's work; without this cache, runs are slower and more exact.",
         advanced=True,
-        more="Between two full computations, only the prediction for the label or prompt is computed. The difference "
-            "between the two predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")
+        more="Between two full computations, the transformer computes only the prediction with the label or prompt. "
+            "The cache has no effect at *cfg* 1.")
     token_cache: bool = knob(True, "Do not compute tokens that hardly change; their cached values are used instead. "
         "Without this cache, runs are slower and more exact.",
         advanced=True)

@@ -38,9 +38,10 @@ class MuLoSDSettings(TokenSettings):
         "Lowest probability at which a draft token is accepted; higher is slower and closer to the image of the large "
         "model. Start with 0.3; at 0, the whole draft is accepted, and above 1 every token is resampled.",
         low=0.0, high=1.01, step=0.01,
-        more="The probability of a draft token is the sum of the probabilities of its code (the value of the token) "
-            "and of similar codes (see *neighbours*). The right *tau* depends on the models: read the share of "
-            "accepted drafts in the report, then lower *tau* to accept more drafts, or raise it to accept fewer.")
+        more="The large model gives a probability to every code (a code is a value of a token). For a draft token, "
+            "the sampler adds the probabilities of its code and of similar codes (see *neighbours*), and compares "
+            "the sum with *tau*. The right *tau* depends on the models: read the share of accepted drafts in the "
+            "report, then lower *tau* to accept more drafts, or raise *tau* to accept fewer drafts.")
     expansion: int = knob(1,
         "Tokens within this distance of a rejected token are resampled too; a larger distance is slower and hides "
         "seams better. Usual: 1; at 0, only the rejected tokens are resampled.",
@@ -54,17 +55,17 @@ class MuLoSDSettings(TokenSettings):
             "1 and the rejected tokens are spread at random over a 32 x 32 grid, the sampler resamples 95 % of all "
             "tokens at *acceptance_target* 0.7, and 36 % at 0.95.")
     neighbours: int | None = knob(None,
-        "Number of similar codes (a code is a value of a token) whose probabilities are added to the probability of "
-        "the draft token's code; with more neighbours, more draft tokens are accepted. Usual: 1000 if the model has "
-        "16,384 codes, otherwise the same share of the model's codes; at 0, tau must be much lower.",
+        "The probabilities of this many similar codes (a code is a value of a token) are added to the probability of "
+        "the draft token's code; with more neighbours, more draft tokens are accepted. Usual: 1000 for a model with "
+        "16,384 codes, and 6 % of the codes for other models; at 0, tau must be much lower.",
         low=0, high=65536, step=1, full_size_value=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True,
-        more="For the demo's 512 codes, this share is 31 codes.")
+        more="The demo has 512 codes, so the usual value is 31.")
     draft_rows: int = knob(4,
-        "Number of rows of the small image that are drafted before the large model verifies them; fewer rows are "
-        "slower. The draft model drafts the next rows from the large model's result. Usual: 4 to 8 (our choice, "
-        "because the paper gives no number); at 0, the whole small image is drafted first.",
+        "The draft model drafts this many rows of the small image, the large model verifies these rows, and the "
+        "draft model continues from the result; fewer rows are slower. Usual: 4 to 8 (our choice, because the paper "
+        "gives no number); at 0, the whole small image is drafted first.",
         low=0, high=256, step=1, advanced=True,
-        more="With fewer rows, the sampler also accepts fewer draft tokens, because the last row of each part is "
+        more="With fewer rows, the sampler also accepts fewer draft tokens, because the last of these rows is always "
             "enlarged before the row below it exists.")
     draft_window: int = knob(8,
         "Number of tokens of a row that the draft model decides before it starts the next row; a smaller number is "
@@ -72,27 +73,27 @@ class MuLoSDSettings(TokenSettings):
         low=0, high=256, step=1, advanced=True,
         more="The setting works like *window* of ZipAR Sampler.")
     resample_window: int = knob(8,
-        "In a resampled area, the large model decides this many tokens of a row before it starts the next row. "
-        "Usual: 4 to 16; 0 is slower: the tokens of an area are then resampled one after another, but separate areas "
-        "are still resampled at the same time.",
+        "In a resampled area, the large model decides this many tokens of a row before it starts the next row; a "
+        "smaller number is faster, except 0. Usual: 4 to 16; 0 is slowest, because the tokens of an area are then "
+        "resampled one after another.",
         low=0, high=256, step=1, advanced=True)
     resample_order: str = knob(AT_ONCE,
         "With islands at once, separate areas are resampled at the same time, as in the paper. With one by one, the "
         "sampler ignores resample_window and resamples one token after another, which is slower.",
         choices=(AT_ONCE, ONE_BY_ONE), advanced=True)
     repair: str = knob(LOCAL,
-        "What is resampled after a rejection. Usual: local, which resamples the area around the rejected token; suffix "
-        "resamples every token after the rejected one; the paper compares the two.",
+        "What is resampled after a rejection. Usual: local, which resamples the area around the rejected token. The "
+        "other choice, suffix, resamples every token after the rejected token.",
         choices=(LOCAL, SUFFIX), advanced=True,
-        more="Earlier methods of speculative decoding work like *suffix*.")
+        more="The paper compares *local* with *suffix*. Earlier methods of speculative decoding work like *suffix*.")
     draft_parallel: int = knob(0,
         "While drafting, guess this many tokens ahead, and let the draft model verify all guesses in one pass, so "
         "fewer passes are needed; the draft stays identical in fp32. Usual: the draft's side in tokens; at 0, no "
         "guesses are made.",
         low=0, high=4096, step=1, advanced=True,
         more="In half precision, guessing gives a different draft, but does not change the distribution from which "
-            "drafts are sampled. On the demo with *tau* 0, *draft_parallel* 8 reduces the passes of both models "
-            "together from 65 to about 28.")
+            "drafts are sampled. On the demo with *tau* 0, *draft_parallel* 8 reduces the number of passes from 65 "
+            "to about 28, if the passes of both models are added.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def exact(self, side: int) -> bool:

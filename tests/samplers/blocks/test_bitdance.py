@@ -376,7 +376,7 @@ def test_a_long_prompt_is_refused():
 def test_a_negative_prompt_is_refused():
     model = text_bitdance()
     condition = PromptCondition(("a boat",), "no fog")
-    with pytest.raises(UserError, match="^condition: its prompts have a negative .* has its own null prompt"):
+    with pytest.raises(UserError, match="^condition: its prompts have a negative .* always uses its own null prompt"):
         finish(bitdance(model, condition, replace(FEW, width=8, height=8), PairedNoise(5, (0,))))
 
 

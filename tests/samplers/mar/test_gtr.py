@@ -210,10 +210,10 @@ def test_stages_decide_every_token_once(cells, steps):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 3}, "^reconstruction_steps: 1 is too many for 3 AR steps.* at least 3 .*; set steps to at least 4"),
+        ({"steps": 3}, "^reconstruction_steps: 1 is too many if steps is 3.* at least 3 .*; set steps to at least 4"),
         (
             {"steps": 2, "stages": "quarters"},
-            "^reconstruction_steps: 1 is too many for 2 AR steps.* at least 2 .*; set steps to at least 3, or",
+            "^reconstruction_steps: 1 is too many if steps is 2.* at least 2 .*; set steps to at least 3, or",
         ),
         ({"steps": 8}, "^steps: GtR's first stage has 4 AR steps for 2 tokens.*; reduce steps, or change first_share"),
         ({"steps": 11, "first_share": 0.2}, "^steps: GtR's third stage has 6 AR steps for 4 tokens.*; reduce steps"),

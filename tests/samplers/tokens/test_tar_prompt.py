@@ -200,8 +200,8 @@ def codes(*images, size: int = 0) -> CodeCondition:
         (codes([-1], [3]), "code -1 "),
         (codes([0, 1, 2]), "3 codes do not form a square"),
         (codes(), "no image"),
-        (codes([]), "without features or codes"),
-        (codes([0], []), "without features or codes"),
+        (codes([]), "neither features nor codes"),
+        (codes([0], []), "neither features nor codes"),
         (codes([0] * 4, [0] * 16), "codes, 4 to 16;"),
     ],
 )

@@ -32,7 +32,7 @@ def test_labels_pass_as_they_are():
     ("kind", "condition", "found"),
     [
         ("text", TextCondition((), ()), "condition: it has no image"),
-        ("text", TextCondition(features(0), ("",)), "condition: .* without features or codes"),
+        ("text", TextCondition(features(0), ("",)), "condition: .* neither features nor codes"),
         ("text", TextCondition(features(8), ("",)), "condition: .* 8 tokens, .* 7"),
         ("text", TextCondition(features(3, width=5), ("",)), "condition: .* width of 5, .* width of 6"),
         ("text", FeatureCondition(features(3), ("",)), "condition: .* semantic features"),
@@ -55,7 +55,7 @@ def test_as_many_rows_as_the_model_reads_fit():
 
 def test_a_grid_that_leaves_no_room_for_any_code_is_blamed_itself():
     model = dataclasses.replace(tiny_gpt("features"), grid=9)
-    with pytest.raises(UserError, match="^grid: a condition of 3 rows and 9 x 9 tokens after it need 83 positions"):
+    with pytest.raises(UserError, match="^grid: a condition of 3 codes, .* 9 x 9 image tokens, needs 83 positions"):
         prepare(model, FeatureCondition(features(3), ("",)), CPU)
 
 
