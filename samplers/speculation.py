@@ -23,7 +23,7 @@ In an edit, the fixed tokens of a block follow a path of their own (:class:`.Fix
 path, so these tokens cannot cause a rejection.
 
 The host keeps an array with the number of steps that each row has done. Once per window, the host reads from the device
-how many steps of each row are accepted, at which step the row stops, and whether the coupling found a sample there. If
+how many steps of each row are accepted, and whether the coupling found a sample for the step at which the row stops. If
 it found none, the coupling tries batches of proposals. After each batch, the host reads whether a proposal is accepted.
 """
 
@@ -112,43 +112,57 @@ FIXED = Coupling(couple_fixed, uniforms=1)
 
 
 class _Window(NamedTuple):
-    """The M drafted steps of R rows that one call verifies. Each row has L steps, or fewer at the end of its diffusion.
-    In this example, L is 4. Row 3 has done 5 of 10 steps, row 4 has done 8, and row 7 has done 7::
+    """The drafted steps of R rows that one call verifies: at most L steps of each row. Together these are M steps, one
+    row after another.
 
-        of each step  row_of_step  3 3 3 3 4 4 7 7 7
-                      step         5 6 7 8 8 9 7 8 9
-                      row_index    0 0 0 0 1 1 2 2 2
-                      step_index   0 1 2 3 0 1 0 1 2
-        of each row   row_numbers  3       4   7
-                      first        0       4   6
-                      last         3       5   8
+    In this example, the diffusion has 10 steps, and L is 4. Row 3 of the batch has done 5 steps, row 4 has done 8, and
+    row 7 has done 7. So R is 3, and M is 9. The last two lines come from :meth:`accepted_before_rejection` and
+    :meth:`stops`, if the coupling rejects step 7 of row 3, and steps 7 and 9 of row 7::
+
+        for each of the M steps  batch_row    3 3 3 3 4 4 7 7 7
+                                 step         5 6 7 8 8 9 7 8 9
+                                 window_row   0 0 0 0 1 1 2 2 2
+                                 window_step  0 1 2 3 0 1 0 1 2
+        for each of the R rows   rows         3       4   7
+                                 first        0       4   6
+                                 last         3       5   8
+                                 accepted     2       2   0
+                                 stop         2       5   6
 
     All fields are int64 on the device.
     """
 
-    # For each step, [M].
-    row_of_step: Tensor  # index of the step's row among the N rows of the batch
-    step: Tensor  # index of the step among the S steps of the diffusion
-    row_index: Tensor  # index of the step's row among the R rows of the window
-    step_index: Tensor  # index of the step among the steps of its row in this window
-    # For each row, [R].
-    row_numbers: Tensor  # index of the row among the N rows of the batch
-    first: Tensor  # index of the row's first step among the M steps
-    last: Tensor  # index of the row's last step among the M steps
+    # For each of the M steps:
+    batch_row: Tensor  # the step's row, as an index among the N rows of the batch
+    step: Tensor  # the step, as an index among the S steps of the diffusion
+    window_row: Tensor  # the step's row, as an index among the R rows of the window
+    window_step: Tensor  # the step, as an index among the at most L steps of its row in the window
+    # For each of the R rows:
+    rows: Tensor  # the row, as an index among the N rows of the batch
+    first: Tensor  # the row's first step, as an index among the M steps
+    last: Tensor  # the row's last step, as an index among the M steps
 
     @property
     def in_drafts(self) -> tuple[Tensor, Tensor]:
         """The indices of the M steps in the tensors [R, L, ...] of :class:`DraftedSteps`."""
-        return self.row_index, self.step_index
+        return self.window_row, self.window_step
 
     def accepted_before_rejection(self, accepted: Tensor, length: int) -> Tensor:
         """For each row, the number of accepted steps before its first rejected step, int64 [R].
 
         ``accepted``: bool [M], for each step; ``length``: L.
         """
-        accepted_in_rows = torch.zeros(len(self.row_numbers), length, dtype=torch.int64, device=accepted.device)
+        accepted_in_rows = torch.zeros(len(self.rows), length, dtype=torch.int64, device=accepted.device)
         accepted_in_rows[self.in_drafts] = accepted.to(torch.int64)
         return accepted_in_rows.cumprod(1).sum(1)  # 1 1 0 1 -> 1 1 0 0 -> 2
+
+    def stops(self, accepted: Tensor) -> Tensor:
+        """For each row, the step at which it stops, as an index among the M steps, int64 [R]. This is the row's first
+        rejected step, or else its last step in the window.
+
+        ``accepted``: the result of :meth:`accepted_before_rejection`.
+        """
+        return torch.minimum(self.first + accepted, self.last)
 
 
 class _StepsToCouple(NamedTuple):
@@ -156,8 +170,8 @@ class _StepsToCouple(NamedTuple):
     numbers.
     """
 
-    row: Tensor  # index of each step's row among the N rows, int64 [M]
-    step: Tensor  # index of each step in the diffusion, int64 [M]
+    batch_row: Tensor  # see _Window, int64 [M]
+    step: Tensor  # see _Window, int64 [M]
     draft: Tensor  # drafted states after the steps, fp32 [M, n]
     q: Gaussian  # distributions from which the drafts were sampled
     p: Gaussian  # the head's kernels
@@ -165,8 +179,16 @@ class _StepsToCouple(NamedTuple):
 
     def at(self, index: Tensor) -> _StepsToCouple:
         """The steps with the indices ``index``, int64 [K]."""
-        row, step, draft, q, p, uniforms = self
-        return _StepsToCouple(row[index], step[index], draft[index], q.at(index), p.at(index), uniforms[index])
+        batch_row, step, draft, q, p, uniforms = self
+        return _StepsToCouple(batch_row[index], step[index], draft[index], q.at(index), p.at(index), uniforms[index])
+
+
+class _Stops(NamedTuple):
+    """Where the R rows of a window stop, see :meth:`_Window.stops`."""
+
+    stop: Tensor  # the step at which each row stops, as an index among the M steps of the window, int64 [R]
+    sample: Tensor  # the row's state after this step, fp32 [R, *, c]
+    accepted: np.ndarray  # number of accepted steps of each row, int64 [R] on the host
 
 
 class Speculation:
@@ -283,67 +305,61 @@ class Speculation:
             The number of accepted steps of each row, int64 [R] on the host.
         """
         length = drafts.states.shape[1]
-        window, step_on_host = self._window(rows, length)
+        counts = self._steps_left(rows, length)
+        window = self._window(rows, counts)
 
         # 1. The head's predictions give the kernels at all drafted states.
         x = drafts.states[window.in_drafts]
-        data, logits = self.predict(window.row_of_step, window.step, x)
-        p = self.kernel(window.row_of_step, window.step, x, data, logits)
+        data, logits = self.predict(window.batch_row, window.step, x)
+        p = self.kernel(window.batch_row, window.step, x, data, logits)
 
-        # 2. The coupling accepts drafts or replaces them.
+        # 2. The coupling accepts drafts or replaces them. Each row stops at its first rejected step, whose draft was
+        # replaced.
         draft = drafts.values[window.in_drafts].flatten(1)
         q = drafts.q.at(*window.in_drafts)
-        uniforms = self._uniforms[window.row_of_step, window.step]
-        to_couple = _StepsToCouple(window.row_of_step, window.step, draft, q.flat(), p.flat(), uniforms)
-        coupled = self._couple(to_couple.draft, to_couple.q, to_couple.p, to_couple.uniforms)
+        uniforms = self._uniforms[window.batch_row, window.step]
+        steps = _StepsToCouple(window.batch_row, window.step, draft, q.flat(), p.flat(), uniforms)
+        stop, sample, accepted = self._couple_steps(window, steps, length)
 
-        # 3. A row stops at its first rejected step, whose draft was replaced. Without one, it stops at its last step in
-        # the window.
-        accepted = window.accepted_before_rejection(coupled.accepted, length)
-        stop = torch.minimum(window.first + accepted, window.last)  # index among the M steps
-        value = coupled.value[stop]
+        # 3. Each row has done the step at which it stopped. Its next drafts use the head's prediction at this step.
+        self.done[rows] += np.minimum(accepted + 1, counts)
+        self.x[window.rows] = self._equations.next_state(window.step[stop], x[stop], data[stop], sample)
+        self._remember(window.rows, data[stop], None if logits is None else logits[stop])
+        return accepted
 
-        # 4. The host waits for the device only here, unless some row needs proposals.
-        accepted_on_host, stop_on_host, rejected = self._read_outcome(accepted, stop, coupled.is_sample[stop])
-        if len(rejected):
-            (index,) = self._on_device(rejected)
-            value[index] = self._propose(to_couple.at(stop[index]))
-        sample = value.view(-1, *self.x.shape[1:])
+    def _steps_left(self, rows: np.ndarray, length: int) -> np.ndarray:
+        """Number of steps of each row in a window of ``length`` steps, int64 [R]. Rows near their end have fewer."""
+        return np.minimum(self.step_count - self.done[rows], length)
 
-        # 5. Each row has done the step at which it stopped. Its next drafts use the head's prediction at this step.
-        self.done[rows] = step_on_host[stop_on_host] + 1
-        self.x[window.row_numbers] = self._equations.next_state(window.step[stop], x[stop], data[stop], sample)
-        self._remember(window.row_numbers, data[stop], None if logits is None else logits[stop])
-        return accepted_on_host
-
-    def _window(self, rows: np.ndarray, length: int) -> tuple[_Window, np.ndarray]:
-        """A window with the next steps of ``rows``, at most ``length`` steps of each row. Also returns the field
-        ``step`` of the window on the host, int64 [M].
-        """
-        done = self.done[rows]
-        counts = np.minimum(self.step_count - done, length)
+    def _window(self, rows: np.ndarray, counts: np.ndarray) -> _Window:
+        """A window with the next steps of ``rows``. ``counts``: the number of steps of each row, int64 [R]."""
         ends = counts.cumsum()
         firsts = ends - counts
 
-        row_index = np.arange(len(rows)).repeat(counts)
-        step_index = np.arange(len(row_index)) - firsts[row_index]
-        step = done[row_index] + step_index
-        step_fields = self._on_device(rows[row_index], step, row_index, step_index)
+        window_row = np.arange(len(rows)).repeat(counts)
+        window_step = np.arange(len(window_row)) - firsts[window_row]
+        step = self.done[rows][window_row] + window_step
+        step_fields = self._on_device(rows[window_row], step, window_row, window_step)
         row_fields = self._on_device(rows, firsts, ends - 1)
-        return _Window(*step_fields, *row_fields), step
+        return _Window(*step_fields, *row_fields)
 
-    @staticmethod
-    def _read_outcome(accepted: Tensor, stop: Tensor, is_sample: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Copy the outcome of a window to the host in one transfer. The arguments have one entry for each of R rows.
+    def _couple_steps(self, window: _Window, steps: _StepsToCouple, length: int) -> _Stops:
+        """Couple the M steps of a window, and find where each row stops. ``length``: L."""
+        coupled = self._couple(steps.draft, steps.q, steps.p, steps.uniforms)
+        accepted = window.accepted_before_rejection(coupled.accepted, length)
+        stop = window.stops(accepted)
+        value = coupled.value[stop]
 
-        Returns:
-            ``accepted`` and ``stop`` on the host, and the indices of the rows whose next state is not a sample yet: the
-            coupling rejected their draft and found no replacement.
-        """
-        accepted_on_host, stop_on_host, is_sample_on_host = (
-            torch.stack([accepted, stop, is_sample.to(torch.int64)]).cpu().numpy()
-        )
-        return accepted_on_host, stop_on_host, np.flatnonzero(is_sample_on_host == 0)
+        # One transfer to the host. The host waits for the device only here, unless some row needs proposals.
+        is_sample = coupled.is_sample[stop].to(torch.int64)
+        accepted_on_host, is_sample_on_host = torch.stack([accepted, is_sample]).cpu().numpy()
+
+        # In these rows, the coupling rejected the draft and found no replacement.
+        missing = np.flatnonzero(is_sample_on_host == 0)
+        if len(missing):
+            (i,) = self._on_device(missing)
+            value[i] = self._propose(steps.at(stop[i]))
+        return _Stops(stop, value.view(-1, *self.x.shape[1:]), accepted_on_host)
 
     def _propose(self, rejected: _StepsToCouple) -> Tensor:
         """Find the states that replace K rejected drafts, fp32 [K, n], by coupling the steps with proposals. Only steps
@@ -352,9 +368,9 @@ class Speculation:
         values = torch.empty_like(rejected.draft)
         index = torch.arange(len(values), device=self.device)  # the steps that have no value yet, among the K steps
         for count in _PROPOSALS:
-            row, step, draft, q, p, uniforms = rejected.at(index)
+            batch_row, step, draft, q, p, uniforms = rejected.at(index)
 
-            rng = self.rng.for_rows(row)
+            rng = self.rng.for_rows(batch_row)
             normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
             proposals = Proposals(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
             coupled = couple(draft, q, p, uniforms, proposals)
