@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .chain import DiffusionBatch
-from .diffusion_steps import StepNumbers
+from .diffusion_steps import StepNumbers, StepTable
 
 
 class StepEquations:
@@ -35,19 +35,13 @@ class StepEquations:
     def __init__(self, batch: DiffusionBatch):
         table = batch.table
         self.step_count = len(table)
-        self.coupled_steps = self.step_count
+        self.coupled_steps = self.step_count if _couples_last_step(table) else self.step_count - 1
         self._ends_with_noise = table.ends_with_noise
         self._noise = batch.noise
         self._state_dimensions = batch.x.ndim - 1  # number of dimensions in [*, c]
 
         columns = table.columns()
-        log_std_middle = columns.log_std_middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
-        if not table.learns_variance and not table.ends_with_noise:
-            self.coupled_steps -= 1
-            # The coupling computes the last step with all others, and would divide by its std, which is 0. Any other
-            # std works, because nothing depends on the coupling of this step.
-            log_std_middle[-1] = 0
-        columns = columns._replace(log_std_middle=log_std_middle)
+        columns = columns._replace(log_std_middle=log_stds_to_couple(table, batch.temperature))
         self._table = torch.stack(columns, 1)  # [S, 8], a column for each field of StepNumbers
 
     def numbers_of(self, step: Tensor) -> StepNumbers:
@@ -85,3 +79,22 @@ class StepEquations:
             return sample
         is_last = (step == self.step_count - 1).view(-1, *(1,) * self._state_dimensions)
         return torch.where(is_last, self.mean(step, x, data), sample)
+
+
+def _couples_last_step(table: StepTable) -> bool:
+    """Whether the last step of a table is verified and counted: unless its variance is fixed and it adds no noise."""
+    return table.learns_variance or table.ends_with_noise
+
+
+def log_stds_to_couple(table: StepTable, temperature: float) -> Tensor:
+    """The ``log_std_middle`` of each step with the temperature, as the coupling needs it, fp32 [S].
+
+    The coupling computes the last step with all others. For fixed variances, it divides by the std of every step. So if
+    the last step is not to be coupled, its std here is 1 instead of 0. This changes no state and no count, because
+    :meth:`StepEquations.next_state` and :attr:`StepEquations.coupled_steps` ignore the coupling of this step.
+    """
+    log_temperature = math.log(temperature) if temperature > 0 else -math.inf
+    log_stds = table.columns().log_std_middle + log_temperature
+    if not _couples_last_step(table):
+        log_stds[-1] = 0
+    return log_stds
