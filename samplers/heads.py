@@ -63,7 +63,7 @@ class _HeadAtConditions:
         self._report = report
         self._condition = head.cond_embed(batch.z)
 
-        # Embeddings of the steps' times, [S, 1, 1 or N, 1 ..., w].
+        # Embeddings of the steps' times, [S, 1, N, 1 ..., w], or [S, 1, 1, 1 ..., w] if all rows have the same steps.
         times = batch.table.times
         ones = (1,) * (batch.z.ndim - 3)
         self._times = times.view(len(times), 1, -1, *ones, times.shape[-1])
@@ -138,5 +138,11 @@ class HeadAtStates(_HeadAtConditions):
         if self._all_modulations is not None:
             return [m[:, k, row] for m in self._all_modulations]
 
-        times = self._times[k, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]
-        return self._head.modulations(times + self._condition[:, row])
+        return self._head.modulations(self._times_at(k) + self._condition[:, row])
+
+    def _times_at(self, k: Tensor) -> Tensor:
+        """The time embeddings of steps ``k``, int64 [M], one row for each: [1, M, 1 ..., w]. All rows of the batch must
+        have the same steps.
+        """
+        times = self._times[k]  # [M, 1, 1, 1 ..., w]
+        return times.squeeze(2).transpose(0, 1)  # [M, 1, 1 ..., w] -> [1, M, 1 ..., w]
