@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from ....networks.mar import MARModel
 from ....reports.record import Report
-from ... import chain, diffusion_steps
-from ...chain import DiffusionBatch
+from ...chain import DiffusionBatch, run_chain
 from ...conditioning import ClassOrPrompt
 from ...coupling import Gaussian
+from ...diffusion_steps import StepTable, step_table
 from ...noise import StreamNoise
 from ...speculation import DraftedSteps
 from ..canvas import MARCanvas
@@ -28,24 +27,16 @@ from .densities import LastStep
 class Paths(NamedTuple):
     """The diffusion paths of N tokens, with S diffusion steps each.
 
-    CSpD compares the last steps of two paths, so it needs the std that the head predicts for the last step. But in all
-    modes except ``paper``, the last step adds no noise, as in MAR. So the std that a function uses for a step depends
-    on its purpose. In this table, s is the std that the head predicts, and T is the temperature:
-
-    =====================  ===============================  =========  ===========
-    function               purpose                          last step  other steps
-    =====================  ===============================  =========  ===========
-    :func:`sample_paths`   sample tokens                    0 or T s   T s
-    :meth:`last_step`      ratio r                          T s        s [1]
-    :meth:`drafted_steps`  drafts in the mode ``lossless``  0          T s
-    =====================  ===============================  =========  ===========
-
-    [1] These stds occur only in Sigma, which has ratios of the two models' stds. T would cancel in each ratio.
+    For each step, the head predicts a mean and a std. The next state is a sample of the Gaussian with this mean and
+    with the std times the temperature. The last step is an exception in all modes except ``paper``: it adds no noise,
+    as in MAR, so the token is the mean. But the rule of the modes ``paper`` and ``published`` compares the last steps
+    of two paths, so it needs the last step's std too.
     """
 
     states: Tensor  # fp32 [N, S + 1, channels]; the first state is noise, the last state is the token
-    kernel: Gaussian  # means and log stds that the head predicts, fp32 [N, S, channels], without the temperature
-    temperature: float  # factor by which the stds were multiplied when the paths were sampled
+    predicted: Gaussian  # what the head predicts for each step, fp32 [N, S, channels], without the temperature
+    temperature: float
+    adds_last_noise: bool  # whether the last step added noise; if not, the token is the last mean
 
     @property
     def tokens(self) -> Tensor:
@@ -53,38 +44,46 @@ class Paths(NamedTuple):
         return self.states[:, -1]
 
     def last_step(self) -> LastStep:
-        """What the ratio r needs from the paths, see ``densities.py``."""
-        mean, log_std = self.kernel
+        """What the ratio r needs from the paths, see ``densities.py``. The density of the last step has the predicted
+        std times the temperature, even if the last step added no noise.
+        """
+        mean, log_std = self.predicted
         # At temperature 0, the published code divides 0 by 0. Here the stds become tiny instead, so the target rejects
         # every draft that differs from the target's mean, and the mean becomes the token.
         log_temperature = math.log(max(self.temperature, 1e-6))
+        # The other stds occur only in Sigma, a product of ratios of two stds. The temperature cancels in each ratio.
         return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
 
     def drafted_steps(self) -> DraftedSteps:
-        """All diffusion steps, as drafts that ``speculation.py`` verifies."""
-        mean, log_std = self.kernel
+        """All diffusion steps, as drafts that ``speculation.py`` verifies. Their stds are those of the noise that was
+        added, so the last std is 0 if the last step added no noise.
+        """
+        mean, log_std = self.predicted
         log_std = log_std + (math.log(self.temperature) if self.temperature else -math.inf)
-        log_std[:, -1] = -math.inf
+        if not self.adds_last_noise:
+            log_std[:, -1] = -math.inf
         return DraftedSteps(self.states[:, :-1], self.states[:, 1:], Gaussian(mean, log_std))
 
     def split(self, sizes: Sequence[int]) -> list[Paths]:
         """Split the paths into consecutive parts, whose numbers of tokens are ``sizes``."""
-        parts = zip(*(x.split(sizes) for x in (self.states, *self.kernel)), strict=True)
-        return [Paths(states, Gaussian(mean, log_std), self.temperature) for states, mean, log_std in parts]
+        parts = zip(*(x.split(sizes) for x in (self.states, *self.predicted)), strict=True)
+        return [self._replace(states=states, predicted=Gaussian(mean, log_std)) for states, mean, log_std in parts]
 
     @staticmethod
     def concatenated(parts: Sequence[Paths]) -> Paths:
-        """Join several parts, one part after another."""
+        """Join several parts, one part after another. All parts were sampled in the same way."""
         states = torch.cat([part.states for part in parts])
-        mean = torch.cat([part.kernel.mean for part in parts])
-        log_std = torch.cat([part.kernel.log_std for part in parts])
-        return Paths(states, Gaussian(mean, log_std), parts[0].temperature)
+        mean = torch.cat([part.predicted.mean for part in parts])
+        log_std = torch.cat([part.predicted.log_std for part in parts])
+        return parts[0]._replace(states=states, predicted=Gaussian(mean, log_std))
 
 
-def table_with_last_std(canvas: MARCanvas) -> diffusion_steps.StepTable:
-    """The diffusion steps for :func:`sample_paths`. Here the last step has a std too; :class:`Paths` says why."""
+def table_with_last_std(canvas: MARCanvas) -> StepTable:
+    """The diffusion steps for :func:`sample_paths`. Here the last step has a std too, unlike in
+    :meth:`.MARCanvas.step_table`; :class:`Paths` says why.
+    """
     respaced = canvas.respaced_diffusion(canvas.settings.diffusion_steps)
-    return diffusion_steps.step_table(respaced.steps, canvas.time_embeddings(respaced))
+    return step_table(respaced.steps, canvas.time_embeddings(respaced))
 
 
 def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool) -> Paths:
@@ -92,23 +91,22 @@ def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool
 
     Args:
         batch: a batch whose table comes from :func:`table_with_last_std`.
-        adds_last_noise: whether the last step adds noise, as all other steps do.
+        adds_last_noise: whether the last step adds noise, as all other steps do. If not, the tokens are its means.
     """
-    if not adds_last_noise:
-        last = torch.zeros_like(batch.noise[-1:])
-        batch = replace(batch, noise=torch.cat([batch.noise[:-1], last]))
-
     head = HeadEvaluation(canvas.model.net, canvas.report).for_chain(batch)
     states = [batch.x]
     means = []
     log_stds = []
-    for result in chain.run_chain(batch, head):
+    for result in run_chain(batch, head):
         states.append(result.x)
         means.append(result.mean)
         log_stds.append(result.log_std)
 
-    kernel = Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1))
-    return Paths(torch.stack(states, 1), kernel, batch.temperature)
+    if not adds_last_noise:
+        states[-1] = means[-1]
+
+    predicted = Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1))
+    return Paths(torch.stack(states, 1), predicted, batch.temperature, adds_last_noise)
 
 
 class MARDrafter:
