@@ -167,7 +167,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         rule = PUBLISHED_RULE._replace(std_factor=inner)
         for v in _verifications(data, tag):
             # As probabilities: values above 1 are equivalent.
-            yield Check(log_ratio(v.token, v.q, v.p, rule).exp().clamp(max=1), v.ratio.clamp(max=1))
+            yield Check(log_ratio(v.token, v.q, v.p, *rule).exp().clamp(max=1), v.ratio.clamp(max=1))
 
     def again(tag: str) -> Iterator[Check]:
         found, ours = _decided(data, tag)

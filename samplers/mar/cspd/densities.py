@@ -32,18 +32,18 @@ from ..tokens import Tokens
 TRIES = 100
 _FIRST_TRIES = range(1, 11)
 _LATER_TRIES = range(11, TRIES + 1)
-# A token's proposals are numbered from 1. 0 means that no proposal was accepted.
-_NONE = 0
+# A token's proposals are numbered from 1. This number means that none of the proposals so far was accepted.
+_NONE_ACCEPTED = 0
 # Lanes of a token's random numbers: independent sequences, see noise.py. The lanes below 1 << 20 belong to the token's
 # diffusion steps (speculation.py).
 _ACCEPTANCE, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
 
 class Rule(NamedTuple):
-    """How a mode computes the ratio r."""
+    """How a mode computes the ratio r: for drafts with both numbers, for proposals only with ``sigma_power``."""
 
     sigma_power: int  # exponent of Sigma in r
-    std_factor: float  # factor for the stds of p and q when a draft is verified; proposals do not use it
+    std_factor: float  # factor for the stds of p and q in the r of a draft
 
 
 # Equations 5 and 11 as we derived them from the paper's text (paper.py).
@@ -97,23 +97,28 @@ def joined_by_image(parts_of_steps: Sequence[LastStep], images: int) -> LastStep
     return LastStep(*joined)
 
 
-def log_ratio(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
-    """log r of each token, fp32 [...]; ``token``: fp32 [..., channels]."""
+def log_ratio(token: Tensor, q: LastStep, p: LastStep, sigma_power: int, std_factor: float = 1.0) -> Tensor:
+    """log r of each token, fp32 [...].
+
+    Args:
+        token: fp32 [..., channels].
+        sigma_power: exponent of Sigma in r.
+        std_factor: factor for the stds of p and q.
+    """
 
     def exponent(last: LastStep) -> Tensor:
-        z = (token - last.mean) * torch.exp(-last.log_std) / rule.std_factor
+        z = (token - last.mean) * torch.exp(-last.log_std) / std_factor
         return -0.5 * (z**2).sum(-1)
 
     log_sigma = q.other_log_stds - p.other_log_stds
-    return (rule.sigma_power * log_sigma + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
+    return (sigma_power * log_sigma + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
 
 
 def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
-    """The probability with which each proposal is accepted, fp32 [...]: max(0, 1 - 1 / r). Here r does not use the
-    rule's ``std_factor``. ``token``: the proposals, fp32 [..., channels].
+    """The probability with which each proposal is accepted, fp32 [...]: max(0, 1 - 1 / r). ``token``: the proposals,
+    fp32 [..., channels].
     """
-    log_r = log_ratio(token, q, p, rule._replace(std_factor=1.0))
-    return (1 - torch.exp(-log_r)).clamp(min=0)
+    return (1 - torch.exp(-log_ratio(token, q, p, rule.sigma_power))).clamp(min=0)
 
 
 class VerifiedTokens(NamedTuple):
@@ -144,17 +149,20 @@ def accept_or_resample(
         noise: the random numbers of acceptances and proposals.
         tokens: images and positions of the N tokens, which determine their random numbers.
     """
-    # 1. Accept with probability min(1, r).
-    accepted = log_ratio(drafts, q, p, rule) > noise.acceptance(tokens).log()
+    # 1. Accept drafts with probability min(1, r).
+    log_r = log_ratio(drafts, q, p, rule.sigma_power, rule.std_factor)
+    accepted = log_r > noise.acceptance(tokens).log()
 
     # 2. The first proposals, for all tokens.
-    proposal, first_numbers = try_proposals(_FIRST_TRIES, q, p, rule, noise, tokens)
+    proposal, numbers = try_proposals(_FIRST_TRIES, q, p, rule, noise, tokens)
     values = torch.where(accepted[:, None], drafts, proposal)
 
-    # 3. More proposals, for rejected tokens whose first proposals were all rejected.
-    rejected_as_int, numbers = torch.stack([(~accepted).to(first_numbers.dtype), first_numbers]).cpu()
-    rejected = rejected_as_int.bool()
-    missing = (rejected & (numbers == _NONE)).nonzero()[:, 0]
+    # 3. Copy which drafts were accepted, and the numbers of the accepted proposals, to the host in one transfer.
+    accepted_as_int, numbers = torch.stack([accepted.to(numbers.dtype), numbers]).cpu()
+    accepted = accepted_as_int.bool()
+
+    # 4. More proposals, for the tokens that have no value yet.
+    missing = (~accepted & (numbers == _NONE_ACCEPTED)).nonzero()[:, 0]
     if len(missing):
         i = to_device(missing, drafts.device)
         image, position = tokens.index
@@ -162,9 +170,11 @@ def accept_or_resample(
         values[i], later_numbers = try_proposals(_LATER_TRIES, q.rows(i), p.rows(i), rule, noise, some)
         numbers[missing] = later_numbers.cpu()
 
-    exhausted = rejected & (numbers == _NONE)
-    proposals = numbers.masked_fill(exhausted, TRIES).masked_fill(~rejected, 0)
-    return VerifiedTokens(values, ~rejected, proposals, has_value=~exhausted)
+    # 5. Count the proposals of each token. A token that still has no value made all TRIES.
+    has_value = accepted | (numbers != _NONE_ACCEPTED)
+    proposals = torch.where(has_value, numbers, TRIES)
+    proposals[accepted] = 0
+    return VerifiedTokens(values, accepted, proposals, has_value)
 
 
 def try_proposals(
@@ -174,7 +184,7 @@ def try_proposals(
 
     Returns:
         The first accepted proposal for each token, fp32 [N, channels], and the number of this proposal, int64 [N]. A
-        token without an accepted proposal has zeros, and the number _NONE.
+        token without an accepted proposal has zeros, and the number _NONE_ACCEPTED.
     """
     normals, uniforms = noise.proposals(tokens, numbers.start - 1, len(numbers), p.mean.shape[1])
     q = q.for_proposals()
@@ -186,4 +196,4 @@ def try_proposals(
     chosen = accepted.to(torch.uint8).argmax(1)
     row = torch.arange(len(tokens), device=proposals.device)
     value = torch.where(has_accepted[:, None], proposals[row, chosen], 0.0)
-    return value, torch.where(has_accepted, numbers.start + chosen, _NONE)
+    return value, torch.where(has_accepted, numbers.start + chosen, _NONE_ACCEPTED)

@@ -248,7 +248,7 @@ def test_the_test_sees_a_careless_redraw():
     g = torch.Generator().manual_seed(4)
     q, p = kernels()
     drafts = q.mean + q.log_std.exp() * torch.randn(DRAWS, 1, generator=g)
-    rejected = log_ratio(drafts, q, p, PAPER_RULE) < torch.rand(DRAWS, generator=g).log()
+    rejected = log_ratio(drafts, q, p, *PAPER_RULE) < torch.rand(DRAWS, generator=g).log()
     careless = torch.where(rejected, torch.randn(DRAWS, generator=g), drafts[:, 0]).double()
     assert p_value(careless, law(1.0)[0]) < ALPHA
     assert float(rejected.double().mean()) == pytest.approx(1 - accepted, abs=0.02)
@@ -260,7 +260,7 @@ def test_equations_5_and_11_of_one_channel():
     of_q, of_p = (0.0, 0.0, math.log(2)), (1.0, math.log(2), math.log(3))  # mean, log std and log of the other stds
     q, p = (LastStep(*(torch.tensor([[x]]) for x in parts)) for parts in (of_q, of_p))
     r = math.exp(0.5) / 3
-    assert float(log_ratio(torch.ones(1, 1), q, p, PAPER_RULE).exp()) == pytest.approx(r, rel=1e-5)
+    assert float(log_ratio(torch.ones(1, 1), q, p, *PAPER_RULE).exp()) == pytest.approx(r, rel=1e-5)
     assert float(acceptance_of_proposals(torch.ones(1, 1), q, p, PAPER_RULE)) == 0, "1 - 1 / r is negative"
     far = torch.full((1, 1), 3.0)
     r = 2 / 3 / 2 * math.exp(-0.5) / math.exp(-4.5)

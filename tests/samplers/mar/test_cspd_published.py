@@ -34,8 +34,10 @@ def test_the_ratio_of_one_channel():
     3 is (1 / 2) e^(1/2) 3 / 2; and with stds 42 times as large.
     """
     q, p, token = last(0.0, 1.0, 2.0), last(1.0, 2.0, 3.0), torch.ones(1, 1)
-    assert float(log_ratio(token, q, p, published(1.0)).exp()) == pytest.approx(0.75 * math.exp(0.5), rel=1e-5)
-    assert float(log_ratio(token, q, p, published(42.0)).exp()) == pytest.approx(0.75 * math.exp(0.5 / 42**2), rel=1e-5)
+    assert float(log_ratio(token, q, p, *published(1.0)).exp()) == pytest.approx(0.75 * math.exp(0.5), rel=1e-5)
+    assert float(log_ratio(token, q, p, *published(42.0)).exp()) == pytest.approx(
+        0.75 * math.exp(0.5 / 42**2), rel=1e-5
+    )
     kept = 1 - 1 / (0.75 * math.exp(0.5))
     assert float(acceptance_of_proposals(token, q, p, published(42.0))) == pytest.approx(kept, rel=1e-4)
     # Where q / (Sigma p) is above 1 nothing is kept.
