@@ -31,7 +31,7 @@ from ..canvas import MARCanvas
 from ..diffusion import HeadEvaluation
 from ..transformer import Transformer
 from .draft import MARDrafter, Paths
-from .mode import Mode
+from .mode import DecidedStep, Mode
 
 
 class Lossless(Mode):
@@ -46,34 +46,40 @@ class Lossless(Mode):
 
     def segment(self, first: int) -> Iterator[Verdict]:
         """Draft AR steps from ``first`` on, and decide them up to and including the first with a rejected draft."""
-        canvas = self.canvas
-        settings = canvas.settings
-
         # 1. Draft the AR steps of the segment.
-        ar_steps = range(first, min(first + self.next_draft_length, canvas.order.steps))
+        ar_steps = range(first, min(first + self.next_draft_length, self.canvas.order.steps))
         drafts = [self.drafter.step(step, self.noise) for step in ar_steps]
 
-        # 2. The target decides one AR step after another: it samples the rest of each path.
+        # 2. The target decides one AR step after another. The caller writes the tokens of a verdict to the canvas
+        # before this loop continues. Only then may ``verified_paths`` compute its next pass, because a transformer with
+        # caches may read only final tokens. So do not collect the results of ``verified_paths`` before the loop.
         accepted_ar_steps = 0
         for step, verified in zip(ar_steps, self.verified_paths(ar_steps, drafts), strict=True):
-            with canvas.clock.phase("head"):
-                positions = canvas.order.positions_from(step)
-                accepted = verified.accepted().view(positions.shape)
-                values = verified.samples(settings.speculation_window).view(*positions.shape, -1)
-                canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
-                outcome = self.count_outcomes(accepted)
+            decided = self.decide(step, verified)
 
-            # 3. If a draft is rejected, discard all later drafts.
-            has_rejected = not accepted.all()
-            if has_rejected:
+            # 3. If a draft is rejected, discard all later drafts, and end the segment.
+            any_rejection = decided.has_rejection.any()
+            if any_rejection:
                 self.drafter.discard_drafts()
-            yield Verdict(positions, values, step, outcome)
-            if has_rejected:
+            yield decided.verdict
+            if any_rejection:
                 break
             accepted_ar_steps += 1
 
         # 4. The next segment drafts at most twice the number of AR steps that were accepted in this segment.
-        self.next_draft_length = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
+        self.next_draft_length = min(self.canvas.settings.draft_length, max(1, 2 * accepted_ar_steps))
+
+    def decide(self, step: int, verified: VerifiedPaths) -> DecidedStep:
+        """Decide an AR step: the target samples the rest of each path."""
+        canvas = self.canvas
+        positions = canvas.order.positions_from(step)
+        with canvas.clock.phase("head"):
+            accepted = verified.accepted().view(positions.shape)
+            values = verified.samples(canvas.settings.speculation_window).view(*positions.shape, -1)
+            canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
+            outcome = self.count_outcomes(accepted)
+
+        return DecidedStep(Verdict(positions, values, step, outcome), has_rejection=~accepted.all(1).numpy())
 
     def verified_paths(self, ar_steps: range, drafts: Sequence[Paths]) -> Iterator[VerifiedPaths]:
         """Verify the drafts of ``ar_steps``, and yield one AR step after another. For each pass of the transformer, the
@@ -96,12 +102,13 @@ class Lossless(Mode):
 
 
 class VerifiedPaths(NamedTuple):
-    """The drafted paths of an AR step, up to the first diffusion step that the target rejects. A row is a token. An AR
+    """The drafted paths of one AR step, up to the first diffusion step that the target rejects. A row is a token. An AR
     step has n rows for each of B images.
+
+    This is a view of some rows of ``speculation``, which has the rows of all AR steps that one pass verified. No two AR
+    steps share a row, so :meth:`samples` does not change the paths of other AR steps.
     """
 
-    # The paths of all AR steps that one pass verified. These AR steps share this object, but each AR step finishes only
-    # its own rows.
     speculation: Speculation
     rows: np.ndarray  # indices of this AR step's rows in ``speculation``, int64 [B n]
     accepted_steps: np.ndarray  # number of accepted diffusion steps of each row, int64 [B n]

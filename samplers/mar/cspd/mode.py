@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,13 @@ class TargetBatch(NamedTuple):
     batch: DiffusionBatch
     tokens: Tokens
     sizes: list[int]  # number of tokens in each AR step, for all images together
+
+
+class DecidedStep(NamedTuple):
+    """An AR step that the target has decided."""
+
+    verdict: Verdict
+    has_rejection: np.ndarray  # bool [B], the images with a rejected draft
 
 
 class Mode(ABC):

@@ -30,10 +30,10 @@ variances they do not: the rule treats Sigma p as the target's density, but Sigm
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ....networks.torch_state import to_device
 from ...engine import Verdict
@@ -43,7 +43,7 @@ from ..tokens import Tokens
 from ..transformer import Transformer
 from .densities import PAPER_RULE, RejectionNoise, accept_or_resample
 from .draft import MARDrafter, Paths, sample_paths, table_with_last_std
-from .mode import Mode
+from .mode import DecidedStep, Mode
 
 
 class Paper(Mode):
@@ -80,13 +80,9 @@ class Paper(Mode):
         """Decide the AR steps from ``first`` up to the first AR step at which an image takes the target's own tokens or
         rejects a draft.
         """
-        # 1. Draft the AR steps before ``last``: the first AR step at which any image takes the target's own tokens, or
-        # the last AR step of the run if that is earlier. Draft ``last`` too, unless all images take the target's own
-        # tokens there.
-        last = min(int(self.takes_own_at.min()), self.canvas.order.steps - 1)
-        needs_draft = self.takes_own_at > last
-        stop = last + int(needs_draft.any())
-        drafts = {k: self.drafter.step(k, self.noise) for k in range(first, stop)}
+        # 1. Draft the AR steps at which some image needs a draft.
+        last, to_draft = self.last_and_drafts(first)
+        drafts = {step: self.drafter.step(step, self.noise) for step in to_draft}
 
         # 2. At each AR step, the target samples its own tokens, given the drafts of earlier AR steps.
         for step, target_paths in enumerate(self.paths(range(first, last + 1)), first):
@@ -96,7 +92,7 @@ class Paper(Mode):
             if draft is None:
                 decided = self.own_tokens(step, target_paths)
             else:
-                decided = self.verify(step, draft, target_paths, takes_own)
+                decided = self.verify(step, draft, target_paths, torch.from_numpy(~takes_own))
             self.takes_own_at[takes_own | decided.has_rejection] = step + 1 + self.gamma
 
             # 4. If a draft is rejected, discard all later drafts.
@@ -106,6 +102,23 @@ class Paper(Mode):
             yield decided.verdict
             if any_rejection:
                 return
+
+    def last_and_drafts(self, first: int) -> tuple[int, range]:
+        """The last AR step of the segment that starts at ``first``, if no draft is rejected, and the AR steps to draft.
+
+        The last AR step is the first one at which any image takes the target's own tokens, or the last AR step of the
+        run if that is earlier. It needs a draft too, unless all images take the target's own tokens there. In the
+        example of the class, the segments are::
+
+            first    takes_own_at    last    AR steps to draft
+            4        6, 6            6       4, 5
+            6        6, 8            6       6, for the second image
+            7        9, 8            8       7, and 8 for the first image
+
+        """
+        last = min(int(self.takes_own_at.min()), self.canvas.order.steps - 1)
+        last_needs_draft = bool((self.takes_own_at > last).any())
+        return last, range(first, last + 1 if last_needs_draft else last)
 
     def paths(self, steps: range) -> Iterator[Paths]:
         """Yield the target's own diffusion paths for each AR step, given the drafts of all earlier AR steps."""
@@ -120,18 +133,18 @@ class Paper(Mode):
         verdict = Verdict(positions, target_paths.tokens.view(*positions.shape, -1), step, None)
         return DecidedStep(verdict, has_rejection=np.zeros(len(positions), dtype=bool))
 
-    def verify(self, step: int, draft: Paths, target_paths: Paths, takes_own: np.ndarray) -> DecidedStep:
+    def verify(self, step: int, draft: Paths, target_paths: Paths, uses_draft: Tensor) -> DecidedStep:
         """Verify the drafts of an AR step.
 
         Args:
             draft: the draft model's paths.
             target_paths: the target's paths.
-            takes_own: bool [B], the images that take the target's own tokens. Their drafts are ignored.
+            uses_draft: bool [B] on the host. In an image where it is False, the drafts are ignored, and all tokens are
+                the target's own.
         """
         canvas = self.canvas
         positions = canvas.order.positions_from(step)
-        uses_draft = ~torch.from_numpy(takes_own)  # bool [B]
-        token_uses_draft = uses_draft.repeat_interleave(positions.shape[1])  # bool [B n], one entry per token
+        token_uses_draft = uses_draft.repeat_interleave(positions.shape[1])  # one entry per token, bool [B n]
 
         with canvas.clock.phase("head"):
             # 1. Verify all drafts.
@@ -139,10 +152,9 @@ class Paper(Mode):
             q, p = draft.last_step(), target_paths.last_step()
             verified = accept_or_resample(draft.tokens, q, p, PAPER_RULE, self.rejection_noise, tokens)
 
-            # 2. Take the target's own tokens in the images of ``takes_own``, and for tokens whose proposals were all
-            # rejected.
-            uses_target = to_device(~(token_uses_draft & verified.has_value), canvas.device)
-            values = torch.where(uses_target[:, None], target_paths.tokens, verified.values)
+            # 2. Take the target's own tokens where the draft is ignored, or where all proposals were rejected.
+            keeps_value = to_device(token_uses_draft & verified.has_value, canvas.device)
+            values = torch.where(keeps_value[:, None], verified.values, target_paths.tokens)
 
         # 3. Count the drafts. The counts are computed on the host.
         accepted = verified.accepted.view(positions.shape)
@@ -151,10 +163,3 @@ class Paper(Mode):
 
         has_rejection = uses_draft & ~accepted.all(1)
         return DecidedStep(Verdict(positions, values.view(*positions.shape, -1), step, outcome), has_rejection.numpy())
-
-
-class DecidedStep(NamedTuple):
-    """An AR step that the target has decided."""
-
-    verdict: Verdict
-    has_rejection: np.ndarray  # bool [B], the images with a rejected draft

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -45,19 +46,19 @@ class Published(Mode):
         self.rejection_noise = RejectionNoise(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
-        """Draft and verify the AR steps from ``first`` up to and including the next AR step whose index is a multiple
-        of gamma, or up to the last AR step of the run if that is earlier. If the index ``first`` is itself a multiple
-        of gamma, the segment has only this AR step.
+        """Draft and verify the AR steps from ``first`` up to the next multiple of gamma, or up to the last AR step of
+        the run if that is earlier. Both ends are included. If gamma is 4, a segment from AR step 6 has the AR steps 6,
+        7 and 8, and a segment from AR step 8 has only this AR step.
 
-        Every verdict except the last marks the drafts of one AR step as decided. The last verdict decides all tokens of
-        the segment.
+        The tokens of all these AR steps except the last are decided twice. At first, each AR step has a verdict of its
+        own, with the drafts, so that the sampler can show them. Then the last verdict decides all tokens of the segment
+        again, with the values that remain after verification.
         """
         order = self.canvas.order
         gamma = self.canvas.settings.draft_length
-        last = min(-(-first // gamma) * gamma, order.steps - 1)
+        last = min(math.ceil(first / gamma) * gamma, order.steps - 1)
 
-        # 1. Draft one AR step after another. In the steps that the sampler yields, drafts count as decided tokens even
-        # before the target verifies them.
+        # 1. Draft one AR step after another. Decide the drafts for now.
         drafted = []  # for each AR step, the last diffusion steps of its drafts
         for step in range(first, last + 1):
             positions = order.positions_from(step)
@@ -67,7 +68,7 @@ class Published(Mode):
                 outcome = torch.full_like(positions, DRAFTED, dtype=torch.uint8)
                 yield Verdict(positions, paths.tokens.view(*positions.shape, -1), step, outcome)
 
-        # 2. Verify the whole segment.
+        # 2. Verify the whole segment, and decide all its tokens again.
         yield self.verdict(first, last, drafted)
 
     def verdict(self, first: int, last: int, drafted: Sequence[LastStep]) -> Verdict:
