@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
-from .settings import Guarantees
+from .settings import HeadGuarantees
 
 
-class Annealed(Guarantees):
+class Annealed(HeadGuarantees):
     """The settings that all samplers with DiSA share. The settings class of each sampler declares both fields again,
     with its own help texts.
     """

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ..errors import UserError, unknown
 from ..reports.record import Report
@@ -39,6 +39,13 @@ class Knob:
     more: str = ""
 
 
+class Removed(NamedTuple):
+    """A setting that FastAR removed."""
+
+    value: Any  # the value that FastAR now always uses; None: the model decides
+    instead: str = ""  # a text that says what replaces the setting, or ""
+
+
 class Settings:
     """Base class of all settings. A derived class is a frozen dataclass whose fields :func:`knob` makes. Every new
     object checks its values, and converts numbers to the types of the settings.
@@ -49,11 +56,8 @@ class Settings:
 
     # Settings of other samplers that a user may try here. Each has a text: why this class lacks it, and what to do.
     refused: ClassVar[Mapping[str, str]] = {}
-    # Settings that FastAR removed from this class (not from its base classes), each with the value that FastAR now
-    # always uses; see check_removed.
-    removed: ClassVar[Mapping[str, Any]] = {}
-    # For some of the removed settings, a text that says what replaces them.
-    instead: ClassVar[Mapping[str, str]] = {}
+    # Settings that FastAR removed from this class (not from its base classes), see check_removed.
+    removed: ClassVar[Mapping[str, Removed]] = {}
 
     def __post_init__(self) -> None:
         for name, (default, metadata) in knobs(self).items():
@@ -62,38 +66,27 @@ class Settings:
 
 
 class Guarantees(Settings):
-    """Settings of a sampler, and what they promise about its images.
+    """Settings of a sampler, and what they promise about its images. There are three cases, in comparison with the
+    unaccelerated sampler:
 
-    If a sampler combines several methods, its settings class has one base class for each method. Each base class
-    combines its answer with the answer of ``super()``.
+    - :meth:`exact`: the images are identical;
+    - :meth:`lossless`: the images differ, but they have the same distribution;
+    - neither: the distribution of the images differs too.
     """
 
-    # For a method that is not exact: True if its image is a different image of the same subject, because the method
-    # decides tokens in a different order or starts from a small image; False if it approximates the unaccelerated
-    # image.
+    # For the third case: True if the image is a different image of the same subject, because the method decides tokens
+    # in a different order or starts from a small image; False if it approximates the unaccelerated image.
     different_image: ClassVar[bool] = False
-
-    @property
-    def approximates(self) -> bool:
-        """Whether the settings change the distribution of the images. Settings of discrete-token samplers leave this
-        False and override :meth:`exact`, because their answer may depend on the size of the token grid.
-        """
-        return False
-
-    @property
-    def samples_differently(self) -> bool:
-        """Whether some part of the method, such as speculation, samples different images from the same distribution."""
-        return False
 
     def exact(self, side: int) -> bool:
         """Whether the images are identical to the unaccelerated sampler's images, up to rounding in fp32. ``side``:
         number of tokens along a side of the grid.
         """
-        return not (self.approximates or self.samples_differently)
+        return True
 
     def lossless(self) -> bool:
         """Whether the images differ from the unaccelerated sampler's images, but have exactly the same distribution."""
-        return self.samples_differently and not self.approximates
+        return False
 
     def no_gain(self, report: Report) -> str:
         """A sentence that says which part of the method did not make the run faster, and why; "" if none failed."""
@@ -105,6 +98,31 @@ class Guarantees(Settings):
         streams.
         """
         return {}
+
+
+class HeadGuarantees(Guarantees):
+    """The guarantees of samplers with a diffusion head, which combine several methods.
+
+    A settings class has one base class for each of its methods. A base class states what its method does to the images
+    in ``approximates`` or ``samples_differently``, and combines this with the answer of ``super()``. The sampler is
+    exact if no method does anything, and lossless if methods only sample differently.
+    """
+
+    @property
+    def approximates(self) -> bool:
+        """Whether some method, such as a cache, changes the distribution of the images."""
+        return False
+
+    @property
+    def samples_differently(self) -> bool:
+        """Whether some method, such as speculation, samples different images from the same distribution."""
+        return False
+
+    def exact(self, side: int) -> bool:
+        return not (self.approximates or self.samples_differently)
+
+    def lossless(self) -> bool:
+        return self.samples_differently and not self.approximates
 
 
 def knob(default: Any, help: str, **metadata: Any) -> Any:
@@ -213,11 +231,9 @@ def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
     return kind(**parsed)
 
 
-def removed_from(kind: type[Settings]) -> dict[str, Any]:
-    """Names of the settings that FastAR removed from ``kind`` and its base classes, with the values that FastAR now
-    always uses.
-    """
-    found: dict[str, Any] = {}
+def removed_from(kind: type[Settings]) -> dict[str, Removed]:
+    """The settings that FastAR removed from ``kind`` and its base classes, by name."""
+    found: dict[str, Removed] = {}
     for base in reversed(kind.__mro__):
         found |= vars(base).get("removed", {})
     return found
@@ -237,11 +253,11 @@ def check_removed(kind: type[Settings], name: str, value: Any) -> bool:
     if name not in removed:
         return False
 
-    fixed = removed[name]
+    fixed, instead = removed[name]
     if _parsed(value, fixed) != fixed:
         consequence = "lets the model decide" if fixed is None else f"always uses {shown(fixed)}"
-        if name in kind.instead:
-            consequence = f"{consequence}: {kind.instead[name]}"
+        if instead:
+            consequence = f"{consequence}: {instead}"
         raise UserError(
             f"{name}: {value!r} is not possible, because FastAR removed this setting and {consequence}; leave {name} "
             "out."

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..annealing import Annealed
-from ..settings import Guarantees, knob, speculation_knob
+from ..settings import HeadGuarantees, Removed, knob, speculation_knob
 from .schedule import ORDERS, masked_after
 
 # With DiSA, the last tokens can have fewer than FEW_STEPS diffusion steps. If they do, and the user has not set t_max,
@@ -27,7 +27,7 @@ SAFE_FIRST_TIMESTEP = 950
 
 
 @dataclass(frozen=True)
-class MARBase(Guarantees):
+class MARBase(HeadGuarantees):
     """Settings that all MAR samplers have (Li et al. 2024)."""
 
     fewest_steps: ClassVar[int] = 1  # fewest AR steps that are valid with the defaults of all other settings
@@ -119,7 +119,7 @@ class DiSASettings(Annealed, MARBase):
     The settings of samplers with DiSA inherit from this class.
     """
 
-    removed: ClassVar[Mapping[str, Any]] = {"diffusion_steps_curve": "linear"}
+    removed: ClassVar[Mapping[str, Removed]] = {"diffusion_steps_curve": Removed("linear")}
 
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last tokens, which need fewer steps than "
         "the first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; at the value of "

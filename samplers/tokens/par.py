@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ...reports.record import Report
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler
-from ..settings import knob
+from ..settings import Removed, knob
 from .checks import expect_raster
 from .decode import decode_settings
 from .defaults import sampling_of
@@ -199,7 +199,7 @@ def ablation_schedule(grid: int, group_size: int, adjacent: bool, sequential_sta
 class PARSettings(TokenSettings):
     """PAR (CVPR 2025): after the first tokens, each pass decides one token of every region of the image."""
 
-    removed: ClassVar[Mapping[str, Any]] = {"group": ABLATION_GROUP}
+    removed: ClassVar[Mapping[str, Removed]] = {"group": Removed(ABLATION_GROUP)}
 
     cfg: float | None = cfg_knob("1.3 to 1.5 for a PAR model",
         "For the demo, use 1.5. For a LlamaGen with class labels, 4 is usual, and 1.5 to 2 gives more variety.")

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...networks.llama import TokenModel
 from ...reports.record import Report
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler
-from ..settings import knob
+from ..settings import Removed, knob
 from .checks import check_raster
 from .decode import decode_settings
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
@@ -85,7 +85,7 @@ def zipar_schedule(grid: int, window: int) -> Schedule:
 class ZipARSettings(TokenSettings):
     """Settings of ZipAR (ICML 2025): a row starts when the row above is a window ahead."""
 
-    removed: ClassVar[Mapping[str, Any]] = {"mask_undecoded": True}
+    removed: ClassVar[Mapping[str, Removed]] = {"mask_undecoded": Removed(True)}
 
     window: int = knob(8,
         "Number of tokens of a row that must be decided before the next row starts; a smaller number is faster, and "

@@ -39,7 +39,7 @@ OWN_BLOCK = 1
 
 def holds(kind: type, name: str) -> object:
     """The value that a graph may still have."""
-    return OWN_BLOCK if name == "block" else removed_from(kind)[name]
+    return OWN_BLOCK if name == "block" else removed_from(kind)[name].value
 
 
 def test_every_removed_setting_is_tested_and_is_no_setting():
@@ -50,7 +50,7 @@ def test_every_removed_setting_is_tested_and_is_no_setting():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_script_may_name_the_value_that_holds_only(kind):
-    for name, value in removed_from(kind).items():
+    for name, (value, _) in removed_from(kind).items():
         assert settings_from(kind, {name: value}) == kind()
         if value is not None:
             assert settings_from(kind, {name: str(value)}) == kind(), "as text"
@@ -115,10 +115,11 @@ def test_the_editor_has_the_same_names_and_values(root):
     script = (root / "web" / "js" / "removed.js").read_text(encoding="utf-8")
     values = re.search(r"const HOLDS = (\{.+\})", script)[1]
     found = json.loads(re.sub(r"(\w+):", r'"\1":', values))
-    assert found == {name: value for kind in KINDS for name, value in removed_from(kind).items() if name != "block"}
+    removed = {name: setting for kind in KINDS for name, setting in removed_from(kind).items()}
+    assert found == {name: setting.value for name, setting in removed.items() if name != "block"}
 
     instead = dict(re.findall(r'(\w+): \(\) => say\("(.+?)"\)', script))
-    assert instead == {name: words for kind in KINDS for name, words in kind.instead.items()}
+    assert instead == {name: setting.instead for name, setting in removed.items() if setting.instead}
 
     for node, names in re.findall(r"^  (FastAR\w+): \[(.+)\],$", script, re.MULTILINE):
         (taken,) = [n for n in samplers.NODES if n.define_schema().node_id == node]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....reports.record import Report
-from ...settings import knob
+from ...settings import Removed, knob
 from ..settings import MARBase, steps_at_once
 
 # Each call of ``knob`` has the default and the tooltip first, then the range.
@@ -18,7 +18,7 @@ from ..settings import MARBase, steps_at_once
 class CSpDSettings(MARBase):
     """CSpD (arXiv 2411.11925): a small MAR model drafts tokens, and a large one verifies them."""
 
-    removed: ClassVar[Mapping[str, Any]] = {"inner_temperature": 42.0}
+    removed: ClassVar[Mapping[str, Removed]] = {"inner_temperature": Removed(42.0)}
 
     draft_length: int = knob(8, "Number of AR steps that are drafted before the target verifies the drafts; with a "
         "higher number, the target runs less often, but more drafts are rejected. Usual: a sixteenth to an eighth of "

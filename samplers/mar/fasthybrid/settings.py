@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....reports.record import Report
-from ...settings import knob
+from ...settings import Removed, knob
 from ..settings import DiSASettings
 
 # Each call of ``knob`` has the default and the tooltip first, then the range.
@@ -18,9 +18,8 @@ from ..settings import DiSASettings
 class FastHybridSettings(DiSASettings):
     """FastHybrid (CVPR 2026): lookahead drafts, verification by similarity, guided few-step refinement."""
 
-    removed: ClassVar[Mapping[str, Any]] = {"align_lookaheads": False}
-    instead: ClassVar[Mapping[str, str]] = {
-        "align_lookaheads": "the images of a batch advance independently, in fewer head calls",
+    removed: ClassVar[Mapping[str, Removed]] = {
+        "align_lookaheads": Removed(False, "the images of a batch advance independently, in fewer head calls"),
     }
 
     lookahead: int = knob(8, "Draft the tokens of this many AR steps together; more is faster, but fewer drafts are "

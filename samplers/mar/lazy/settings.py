@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....reports.record import Report
-from ...settings import Guarantees, knob
+from ...settings import HeadGuarantees, Removed, knob
 from ..settings import DiSASettings, MARBase, SpeculationSettings
 
 # In each call of ``knob``: first the default and the tooltip, then the range.
@@ -24,12 +24,12 @@ HEAD_PERIOD = 7
 
 
 @dataclass(frozen=True)
-class CacheSettings(Guarantees):
+class CacheSettings(HeadGuarantees):
     """Settings of LazyMAR's caches (ICCV 2025): what a sampler reuses from earlier steps, and for how long."""
 
     # The removed setting ``block`` chose the decoder block that measures how much a token has changed. Now
     # measuring_block in lazy/schedule.py chooses this block. HEAD_PERIOD replaces the removed setting ``head_period``.
-    removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
+    removed: ClassVar[Mapping[str, Removed]] = {"block": Removed(None), "head_period": Removed(HEAD_PERIOD)}
     # In a class that with_cache_settings returns: the class of the sampler's own settings. Otherwise None.
     sampler_settings: ClassVar[type[MARBase] | None] = None
 
@@ -94,7 +94,7 @@ class CacheSettings(Guarantees):
         return (self.refresh_period > 1 and caches) or super().approximates
 
     def no_gain(self, report: Report) -> str:
-        """See :meth:`Guarantees.no_gain`. A reason from a base class comes before the reason of the caches."""
+        """See :meth:`.Guarantees.no_gain`. A reason from a base class comes before the reason of the caches."""
         own = super().no_gain(report)
         if own or report.counts.get("cached_calls") != 0:  # saved reports may lack this count
             return own
