@@ -209,18 +209,16 @@ class Canvas:
             when: the pass that decides the cells; int32 [B, n] if different passes decide them.
             outcome: uint8 [B, n], what became of the cells' drafts, see ``reports/record.py``; None changes no outcome.
         """
-        at: Any
         if isinstance(cells, tuple):
-            at = cells
-        elif cells.ndim == 1:
-            at = slice(None), cells
+            image, cell = cells
         else:
-            at = torch.arange(len(cells), device=cells.device)[:, None], cells
+            image = torch.arange(self.images, device=cells.device)[:, None]  # [B, 1], broadcasts to the cells
+            cell = cells
 
-        self.values[at] = values
-        self.decided_in_pass[at] = when
+        self.values[image, cell] = values
+        self.decided_in_pass[image, cell] = when
         if outcome is not None:
-            self.outcome[at] = outcome
+            self.outcome[image, cell] = outcome
 
     def partial_latents(self, decided: Tensor) -> Tensor:
         """The images' latents or codes, in the shape that :class:`Sampled` states. They are zero at the cells where
