@@ -156,8 +156,13 @@ def couple_means(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> C
 def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals: Proposals | None = None) -> Coupled:
     """Turn samples of q into samples of p: :func:`couple_stds`, then :func:`couple_means`.
 
-    If q and p count as equal, the draft is accepted. Otherwise, if q or p has no noise in some channel, the result is
-    the mean of p, and the draft counts as rejected.
+    The first of these cases that applies decides:
+
+    1. If q and p count as equal, the draft is accepted.
+    2. If q or p has no noise in some channel, the result is the mean of p, and the draft counts as rejected.
+    3. Otherwise, the result is that of the two couplings.
+
+    All cases are computed for all rows, the last case first, so that an earlier case can replace its result.
 
     Args:
         draft: fp32 [N, channels], a sample of q.
@@ -166,15 +171,16 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals:
             proposals and more after them. The second call then changes only the rows whose value was not yet a sample
             of p.
     """
+    # Case 3.
     first = couple_stds(draft, q, p.log_std, uniforms[:, 0], proposals)
     second = couple_means(first.value, q.mean, p, uniforms[:, 1])
     accepted = first.accepted & second.accepted
 
-    # Without noise, the sample is the mean.
+    # Case 2 replaces case 3: without noise, the sample is the mean.
     without_noise = noiseless(q, p)
     value = torch.where(without_noise[:, None], p.mean, second.value)
 
-    # A draft from an equal distribution is a sample of p already.
+    # Case 1 replaces both: a draft from an equal distribution is a sample of p already.
     is_equal = count_as_equal(q, p)
     value = torch.where(is_equal[:, None], draft, value)
 
