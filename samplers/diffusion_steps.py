@@ -18,6 +18,10 @@ is 1. The variances of BitDance and NextStep (``nextstep/flow.py``) are fixed, s
 BitDance, the state after the last step is the data itself. With some of NextStep's solvers, the last step adds noise
 like the other steps.
 
+Three tuples hold these coefficients, each for one use. A method states its steps as :class:`DiffusionStep`.
+:func:`step_table` copies them to the device. From there, ``step_equations.py`` takes :class:`StepNumbers`, and
+:func:`.chain.advance` takes :class:`MeanNumbers`.
+
 Shapes: S steps; time embeddings of width w. All rows share the same steps, or each of N rows has its own steps. Only in
 the second case do the tensors have a dimension N. "1 ..." stands for dimensions of size 1.
 """
@@ -37,7 +41,7 @@ from ..networks.torch_state import to_device
 
 
 class DiffusionStep(NamedTuple):
-    """The coefficients of a step, see the equations at the top of this file."""
+    """The coefficients of a step as a method states them, see the equations at the top of this file."""
 
     data_x: float
     data_per_prediction: float
@@ -58,8 +62,8 @@ class HeadCalls:
 
 
 class StepNumbers(NamedTuple):
-    """The coefficients of many steps as tensors: the fields of :class:`DiffusionStep`, then the two coefficients of the
-    fused mean.
+    """All coefficients of many steps as tensors, for states at different steps (``step_equations.py``): the fields of
+    :class:`DiffusionStep`, then the two coefficients of the fused mean.
     """
 
     data_x: Tensor
@@ -73,7 +77,9 @@ class StepNumbers(NamedTuple):
 
 
 class MeanNumbers(NamedTuple):
-    """The coefficients of one step that give the mean and std of the next state, fp32 [] or [N, 1 ...] each."""
+    """The coefficients of one step with which :func:`.chain.advance` computes the mean and std of the next state from
+    the prediction, without the data, fp32 [] or [N, 1 ...] each.
+    """
 
     mean_x: Tensor
     mean_per_prediction: Tensor
