@@ -84,6 +84,17 @@ class MeanAdjustment(NamedTuple):
     draft: Tensor  # fp32 [N, c]
     gamma: Tensor  # gamma of each step, fp32 [S], or [S, N, 1] if the rows have different values
 
+    def at(self, k: int) -> StepAdjustment:
+        """The adjustment at step k."""
+        return StepAdjustment(self.draft, self.gamma[k])
+
+
+class StepAdjustment(NamedTuple):
+    """A :class:`MeanAdjustment` at one step."""
+
+    draft: Tensor  # fp32 [N, c]
+    gamma: Tensor  # fp32 [], or [N, 1] if the rows have different values
+
 
 # ------------------------------------------------------------------------------------------------ a step
 
@@ -113,13 +124,6 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
         scale, scale_of_part = cfg.split(1, -1)
         prediction = torch.lerp(null, partial, scale_of_part) + scale * (prediction - partial)
     return prediction, logits
-
-
-class StepAdjustment(NamedTuple):
-    """A :class:`MeanAdjustment` at one step."""
-
-    draft: Tensor  # fp32 [N, c]
-    gamma: Tensor  # fp32 [], or [N, 1] if the rows have different values
 
 
 class StepInputs(NamedTuple):
@@ -180,7 +184,7 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
         if batch.fixed_tokens is not None:
             x = batch.fixed_tokens.follow(x, k)
         if batch.mean_adjustment is not None:
-            adjustment = StepAdjustment(batch.mean_adjustment.draft, batch.mean_adjustment.gamma[k])
+            adjustment = batch.mean_adjustment.at(k)
 
         result = head.step(k, StepInputs(numbers, batch.cfg, noises[k], x, adjustment))
         x = result.x
@@ -190,10 +194,15 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
     """The rows of two batches in one batch. Each row keeps the coefficients of its steps.
 
-    Both batches must have the same number of steps and the same temperature. Neither batch may have fixed tokens.
-    Neither batch may have a last step that adds noise of a fixed variance. Only ``second`` may have a
-    :class:`MeanAdjustment`. In the joined batch, gamma is 0 for the rows of ``first``, so their means do not change.
+    Only ``second`` may have a :class:`MeanAdjustment`. In the joined batch, gamma is 0 for the rows of ``first``, so
+    their means do not change.
     """
+    assert len(first.table) == len(second.table)
+    assert first.temperature == second.temperature
+    assert not first.table.ends_with_noise and not second.table.ends_with_noise
+    assert first.fixed_tokens is None and second.fixed_tokens is None
+    assert first.mean_adjustment is None
+
     parts = (first, second)
     columns = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]
     times = [part.table.times[:, None].expand(-1, len(part.x), -1) for part in parts]
