@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,16 +25,21 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True)
 class _Entries(OfFastAR):
-    """Base of all conditions. Each field that is a tuple has one entry per image.
-
-    Every derived class has ``names``, the captions of the images: a tuple of strings, as a field or as a property. The
-    base cannot declare it, because ``dataclass`` would make it the first field of every derived class.
-    """
+    """Base of all conditions. Each field that is a tuple has one entry per image."""
 
     kind: ClassVar[str] = ""
     title: ClassVar[str] = ""  # the name of the entries in messages
     maker: ClassVar[str] = ""  # the node that makes conditions of this kind
     fastar_version: ClassVar[int] = 1  # docs/sockets.md describes conditions of this version
+
+    # Every derived class has this property, or a field of this name. At run time, the base must not have it, because
+    # ``dataclass`` would take it for the default value of the field.
+    if TYPE_CHECKING:
+
+        @property
+        def names(self) -> tuple[str, ...]:
+            """The captions of the images."""
+            raise NotImplementedError
 
     @property
     def entries(self) -> tuple[Any, ...]:
@@ -46,9 +51,8 @@ class _Entries(OfFastAR):
 
     def __str__(self) -> str:
         """The text that ComfyUI's Preview as Text shows."""
-        names: tuple[str, ...] = self.names  # type: ignore[attr-defined]
-        shown = ", ".join(map(printable, names[:_MOST_SHOWN]))
-        more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+        shown = ", ".join(map(printable, self.names[:_MOST_SHOWN]))
+        more = f" and {len(self.names) - _MOST_SHOWN} more" if len(self.names) > _MOST_SHOWN else ""
         return f"{self.title.capitalize()} for {amount(len(self), 'images')}: {shown}{more}."
 
     def for_images(self: E, images: Sequence[int]) -> E:
