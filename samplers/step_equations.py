@@ -6,6 +6,7 @@ The last step of most diffusions adds no noise, so its result is the mean. This 
 
 - :meth:`StepEquations.noise` returns noise that has no effect.
 - :meth:`StepEquations.next_state` returns the mean, whatever state the caller sampled.
+- :func:`log_stds_to_couple` gives the step a std with which the coupling can compute, if the variances are fixed.
 - If the variances are fixed, :attr:`StepEquations.coupled_steps` excludes the step: there is nothing to verify, and the
   report does not count the step. If the variances are learned (MAR), the step is verified and counted, because in CSpD
   a draft model may have drafted all steps of a token. The draft is accepted if it equals the mean.
