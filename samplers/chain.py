@@ -163,7 +163,7 @@ def advance(inputs: StepInputs, out: Tensor) -> StepResult:
 
 
 class ChainHead(Protocol):
-    """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
+    """A diffusion head for the conditions of N rows, as :func:`run_chain` calls it."""
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
         """Call the head at step k, take the step with :func:`advance`, and add the work to the counts of the report.
@@ -192,7 +192,8 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 
 
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
-    """The rows of two batches in one batch. Each row keeps the coefficients of its steps.
+    """The rows of two batches in one batch. Each row keeps the coefficients of its steps. The assertions say which
+    batches can be joined.
 
     Only ``second`` may have a :class:`MeanAdjustment`. In the joined batch, gamma is 0 for the rows of ``first``, so
     their means do not change.

@@ -1,8 +1,13 @@
 """How the samplers call the diffusion head.
 
-:class:`ChainedHead` calls the head one step after another, for all rows together (``chain.py``). :class:`HeadAtStates`
-calls the head for any states at any steps (``speculation.py``). Both run the whole head. LazyMAR's head reuses cached
-results, see ``mar/lazy/head.py``.
+A :class:`HeadNetwork` is the head's network. For every batch, a sampler makes an object that calls the network with the
+conditions of the batch:
+
+- :class:`FullChainHead`: one step after another, for all rows together (``chain.py``). It is a :class:`.ChainHead`.
+- :class:`SpeculationHead`: for any states at any steps (``speculation.py``).
+
+Both compute the whole network. LazyMAR has another :class:`.ChainHead`, which reuses cached results, see
+``mar/lazy/head.py``. In ``mar/``, a :class:`.HeadFactory` makes these objects.
 
 For the letters in shapes (N, P, S, *, c) see ``chain.py``.
 """
@@ -20,13 +25,13 @@ from ..networks.speed import Recordable, recorded
 from ..reports.record import Report
 from .chain import DiffusionBatch, StepInputs, StepResult, advance
 
-# BitDance and NextStep compute at most this many numbers of modulations at once; see budget in _HeadAtConditions.
+# BitDance and NextStep compute at most this many numbers of modulations at once; see budget in _FullHead.
 MODULATION_BUDGET = 1 << 27
 
 
 class HeadNetwork(Protocol):
-    """A diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``. The *modulations* are the scales, shifts
-    and gates of the head's layers. They depend on a condition and a time, but not on the state.
+    """The network of a diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``. The *modulations* are the
+    scales, shifts and gates of the head's layers. They depend on a condition and a time, but not on the state.
     """
 
     cond_embed: Any  # a layer that turns conditions [..., D] into embeddings [..., w]
@@ -47,14 +52,14 @@ class HeadNetwork(Protocol):
         """
 
 
-class _HeadAtConditions:
-    """The whole diffusion head for the conditions of N rows. The report counts the work.
+class _FullHead:
+    """What both classes share: the whole diffusion head for the conditions of N rows. The report counts the work.
 
     One matrix product computes the modulations of many steps, so it reads the weights only once for all these steps.
 
     Args:
         budget: the most numbers that one product may compute. A product computes at least one step (in
-            :class:`HeadAtStates`, one state), even if the modulations of this step exceed the budget.
+            :class:`SpeculationHead`, one state), even if the modulations of this step exceed the budget.
     """
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
@@ -75,7 +80,7 @@ class _HeadAtConditions:
         self._steps_at_once = max(1, budget // max(1, numbers_of_row * rows))
 
 
-class ChainedHead(_HeadAtConditions):
+class FullChainHead(_FullHead):
     """Calls the whole head one step after another, for :func:`.chain.run_chain`."""
 
     # The modulations from the newest product: a tuple of tensors [P, N, *, w'] for each of its steps.
@@ -106,7 +111,7 @@ def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor],
     return net.compiled(advance, "diffusion steps")(inputs, out)
 
 
-class HeadAtStates(_HeadAtConditions):
+class SpeculationHead(_FullHead):
     """Calls the whole head for any states of N rows, for speculation. The states may be at different steps."""
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):

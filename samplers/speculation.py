@@ -41,7 +41,7 @@ from ..networks.torch_state import to_device
 from ..reports.record import Report
 from .chain import DiffusionBatch, guide, run_chain
 from .coupling import Coupled, Gaussian, Proposals, couple, couple_fixed
-from .heads import ChainedHead, HeadAtStates, HeadNetwork
+from .heads import FullChainHead, HeadNetwork, SpeculationHead
 from .noise import CounterRNG
 from .step_equations import StepEquations
 
@@ -78,12 +78,12 @@ def take_steps(
         rng: random numbers that decide for each row which drafts are accepted; None without speculation.
     """
     if length == 1:
-        for done, result in enumerate(run_chain(batch, ChainedHead(net, head, batch, report, budget)), 1):
+        for done, result in enumerate(run_chain(batch, FullChainHead(net, head, batch, report, budget)), 1):
             yield done, result.x
         return
 
     assert rng is not None
-    speculation = Speculation(net, HeadAtStates(net, head, batch, report, budget), batch, rng, report)
+    speculation = Speculation(net, SpeculationHead(net, head, batch, report, budget), batch, rng, report)
     for _ in speculation.windows(np.arange(len(batch.x)), length):
         yield int(speculation.done.min()), speculation.x
 
@@ -207,7 +207,12 @@ class Speculation:
     logits: Tensor | None  # None if the variances are fixed
 
     def __init__(
-        self, net: Recordable, head: HeadAtStates, batch: DiffusionBatch, rng: CounterRNG, report: Report | None = None
+        self,
+        net: Recordable,
+        head: SpeculationHead,
+        batch: DiffusionBatch,
+        rng: CounterRNG,
+        report: Report | None = None,
     ):
         """``report``: counts the steps that :meth:`windows` drafts and accepts. If it is None, nothing counts them."""
         learns_variance = batch.table.learns_variance

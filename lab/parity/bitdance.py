@@ -314,7 +314,7 @@ def _denoised(net: Head, made: HeadCalls, start: Tensor, noise: Tensor, conditio
     table = diffusion_steps.step_table(made.steps, net.times(torch.tensor(made.times)))
     rows = chain.DiffusionBatch(z, torch.full((len(start), 1, 1), cfg), start, noise, table)
     plain = Recordable()
-    head = heads.ChainedHead(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET)
+    head = heads.FullChainHead(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET)
     return [start, *(done.x for done in chain.run_chain(rows, head))]
 
 

@@ -22,7 +22,7 @@ from ...samplers import chain, diffusion_steps
 from ...samplers.chain import guide
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
-from ...samplers.mar.diffusion import HeadEvaluation
+from ...samplers.mar.diffusion import HeadFactory
 from ...samplers.mar.mar import mar
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
@@ -113,7 +113,7 @@ def _head(folder: Path) -> Iterator[Case]:
         conditions = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
         noise = diffusion_steps.noise_for_steps(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
         rows = chain.DiffusionBatch(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
-        out = HeadEvaluation(net, Report("verify", "", {}, None, n, "cpu")).sample(rows)
+        out = HeadFactory(net, Report("verify", "", {}, None, n, "cpu")).sample(rows)
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)
 

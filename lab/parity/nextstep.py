@@ -222,7 +222,9 @@ def _sampling(folder: Path, io: Tensors, name: str, about: About) -> Iterator[Ch
     scales = torch.tensor([about["cfg"], about["cfg_img"]][: max(1, about["rows"] - 1)])
     z = io[f"{name}.c"].unflatten(0, (about["rows"], -1))
     rows = chain.DiffusionBatch(z, scales.expand(len(start), -1), start, noise, table)
-    head = heads.ChainedHead(net, net.head, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET)
+    head = heads.FullChainHead(
+        net, net.head, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET
+    )
     *_, last = chain.run_chain(rows, head)
     yield Check(last.x, io[f"{name}.out"], PLAIN if about["cfg"] == 1 else GUIDED)
 

@@ -1,7 +1,7 @@
 """The draw of MAR: a diffusion head samples tokens from their conditions z.
 
 Source: Li et al. 2024 (arXiv 2406.11838), section 3. :class:`Diffusion` samples the tokens of an AR step, and
-:class:`HeadEvaluation` calls the head for it. A step is a diffusion step unless the text says AR step. Two options save
+:class:`HeadFactory` makes the heads for it. A step is a diffusion step unless the text says AR step. Two options save
 work:
 
 - DiSA takes fewer diffusion steps for later tokens (:func:`annealed_tables`). The image approximates the unaccelerated
@@ -28,7 +28,7 @@ from ...reports.record import Report
 from ..annealing import annealed_steps
 from ..chain import ChainHead, DiffusionBatch, joined, run_chain
 from ..diffusion_steps import StepTable
-from ..heads import ChainedHead, HeadAtStates
+from ..heads import FullChainHead, SpeculationHead
 from ..noise import CounterRNG, row_keys
 from ..speculation import Speculation
 from .canvas import MARCanvas
@@ -36,9 +36,10 @@ from .settings import MARBase
 from .tokens import Tokens
 
 
-class HeadEvaluation:
-    """Calls the diffusion head of a network *in full*: every step computes all layers in all branches. The report
-    counts the calls. The derived class in ``lazy/head.py`` reuses results, with LazyMAR's cache.
+class HeadFactory:
+    """Makes heads for batches of tokens, and samples tokens with them. The heads call the diffusion head of a network
+    *in full*: every step computes all layers in all branches. The report counts the calls. The derived class in
+    ``lazy/head.py`` makes heads that reuse results, with LazyMAR's cache.
     """
 
     def __init__(self, net: MAR, report: Report):
@@ -52,11 +53,11 @@ class HeadEvaluation:
 
     def for_chain(self, batch: DiffusionBatch) -> ChainHead:
         """The head for a batch whose tokens all take the same step together; see :func:`..chain.run_chain`."""
-        return ChainedHead(self.net, self.denoiser, batch, self.report, BUDGET)
+        return FullChainHead(self.net, self.denoiser, batch, self.report, BUDGET)
 
-    def for_speculation(self, batch: DiffusionBatch) -> HeadAtStates:
+    def for_speculation(self, batch: DiffusionBatch) -> SpeculationHead:
         """The head for a batch with speculation, which always computes in full."""
-        return HeadAtStates(self.net, self.denoiser, batch, self.report, BUDGET)
+        return SpeculationHead(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def sample(self, batch: DiffusionBatch) -> Tensor:
         """Sample the N tokens of a batch: fp32 [N, c]. A batch without tokens or steps keeps its states ``batch.x``."""
@@ -106,7 +107,7 @@ class Diffusion:
         counted: whether the report counts the diffusion steps that speculation drafts.
     """
 
-    def __init__(self, canvas: MARCanvas, head: HeadEvaluation, tables: Sequence[StepTable], counted: bool = True):
+    def __init__(self, canvas: MARCanvas, head: HeadFactory, tables: Sequence[StepTable], counted: bool = True):
         expect_full_head(canvas.settings, head.is_full(canvas.settings.diffusion_steps))
         self.canvas = canvas
         self.head = head

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...networks.mar import Conditioning
 from ...networks.torch_state import to_device
 from .canvas import MARCanvas
-from .diffusion import HeadEvaluation
+from .diffusion import HeadFactory
 
 
 class Transformer(ABC):
@@ -29,13 +29,13 @@ class Transformer(ABC):
 
     # Calls the diffusion head. It belongs to the transformer, because LazyMAR has caches for the transformer and for
     # the head, and a sampler's argument ``make_transformer`` chooses both.
-    head: HeadEvaluation
+    head: HeadFactory
     # Whether the snapshots of one pass may be at different AR steps.
     allows_different_steps = False
 
     def __init__(self, canvas: MARCanvas):
         self.canvas = canvas
-        self.head = HeadEvaluation(canvas.model.net, canvas.report)
+        self.head = HeadFactory(canvas.model.net, canvas.report)
 
     @abstractmethod
     def __call__(self, step: int, wanted: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ...diffusion_steps import StepTable, step_table
 from ...noise import StreamNoise
 from ...speculation import DraftedSteps
 from ..canvas import MARCanvas
-from ..diffusion import HeadEvaluation
+from ..diffusion import HeadFactory
 from ..tokens import Tokens
 from ..transformer import Transformer
 from .densities import LastStep
@@ -93,7 +93,7 @@ def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool
         batch: a batch whose table comes from :func:`table_with_last_std`.
         adds_last_noise: whether the last step adds noise, as all other steps do. If not, the tokens are its means.
     """
-    head = HeadEvaluation(canvas.model.net, canvas.report).for_chain(batch)
+    head = HeadFactory(canvas.model.net, canvas.report).for_chain(batch)
     states = [batch.x]
     means = []
     log_stds = []

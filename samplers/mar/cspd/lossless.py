@@ -28,7 +28,7 @@ from ...engine import Verdict
 from ...noise import CounterRNG, StreamNoise
 from ...speculation import Speculation
 from ..canvas import MARCanvas
-from ..diffusion import HeadEvaluation
+from ..diffusion import HeadFactory
 from ..transformer import Transformer
 from .draft import MARDrafter, Paths
 from .mode import DecidedStep, Mode
@@ -42,7 +42,7 @@ class Lossless(Mode):
         self.next_draft_length = canvas.settings.draft_length  # number of AR steps that the next segment drafts
         self.table = canvas.step_table(canvas.settings.diffusion_steps)
         # The head is evaluated without a cache, even if the transformer has caches.
-        self.head = HeadEvaluation(canvas.model.net, canvas.report)
+        self.head = HeadFactory(canvas.model.net, canvas.report)
 
     def segment(self, first: int) -> Iterator[Verdict]:
         """Draft AR steps from ``first`` on, and decide them up to and including the first with a rejected draft."""

@@ -33,7 +33,7 @@ from ...editing import Edit
 from ...engine import Sampler, run_passes
 from ...noise import PairedNoise
 from ..canvas import MARCanvas, mar_canvas
-from ..diffusion import Diffusion, HeadEvaluation, annealed_tables
+from ..diffusion import Diffusion, HeadFactory, annealed_tables
 from ..tokens import Tokens
 from ..transformer import FullTransformer, Transformer
 from .settings import GtRSettings
@@ -72,7 +72,7 @@ class FrequencyWeighted(Diffusion):
         share: the share of an AR step's tokens that count as the tokens with the most detail, 0 to 1.
     """
 
-    def __init__(self, canvas: MARCanvas, head: HeadEvaluation, tables: Sequence[StepTable], share: float):
+    def __init__(self, canvas: MARCanvas, head: HeadFactory, tables: Sequence[StepTable], share: float):
         super().__init__(canvas, head, tables)
         self.share = share
 

@@ -23,7 +23,7 @@ from ....networks.torch_state import to_device
 from ....reports.record import Report
 from ...chain import ChainHead, DiffusionBatch, StepInputs, StepResult, advance
 from ...heads import for_each_step
-from ..diffusion import HeadEvaluation
+from ..diffusion import HeadFactory
 from .settings import CacheSettings, head_period
 
 # Blocks 1 to 4 are the *middle* blocks of the head. The cache holds the sum of what they add to the head's features.
@@ -32,7 +32,7 @@ MIDDLE = range(1, 5)
 
 
 class StepKind(Enum):
-    """Kinds of diffusion steps, see :class:`CachedHead`."""
+    """Kinds of diffusion steps, see :class:`CachedChainHead`."""
 
     FULL = "full"
     EDGE = "edge"
@@ -48,7 +48,7 @@ class HeadSchedule(NamedTuple):
 
 
 def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule:
-    """The kind of each of ``steps`` diffusion steps, see :class:`CachedHead`.
+    """The kind of each of ``steps`` diffusion steps, see :class:`CachedChainHead`.
 
     The first step is full. A step is also full if the number of steps left after it is 0 or another multiple of
     ``period``. Any other step is an edge step if more than 90 % of all steps are left after it, and otherwise reused.
@@ -75,7 +75,7 @@ def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule
     return HeadSchedule(kinds, steps_of_kind, uses_cache=period > 1)
 
 
-class CachedHead:
+class CachedChainHead:
     """The diffusion head with LazyMAR's cache, for :func:`...chain.run_chain`.
 
     A step computes a part of the head, or takes the result of the most recent step that computed it ("cached"):
@@ -149,8 +149,8 @@ class CachedHead:
         return result
 
 
-class CachedHeadEvaluation(HeadEvaluation):
-    """Calls the diffusion head with LazyMAR's cache, or without it if :func:`head_period` is 1."""
+class CachedHeadFactory(HeadFactory):
+    """Makes heads with LazyMAR's cache, or without it if :func:`head_period` is 1."""
 
     def __init__(self, net: MAR, report: Report, settings: CacheSettings):
         super().__init__(net, report)
@@ -168,7 +168,7 @@ class CachedHeadEvaluation(HeadEvaluation):
         schedule = self._schedules[steps]
         if not schedule.uses_cache:
             return super().for_chain(batch)
-        return CachedHead(self.net, self.denoiser, batch, schedule, self.outer, self.report)
+        return CachedChainHead(self.net, self.denoiser, batch, schedule, self.outer, self.report)
 
 
 # ------------------------------------------------------------------------------------------------ the modulations

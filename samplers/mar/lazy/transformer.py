@@ -22,7 +22,7 @@ from ....networks.graphs import State
 from ....networks.mar import NONE_KEPT, DecoderCache, pick, run_decoder
 from ..canvas import MARCanvas
 from ..transformer import FullTransformer, Transformer
-from .head import CachedHeadEvaluation
+from .head import CachedHeadFactory
 from .schedule import StoredFeatures, stored_by_refreshes
 from .selection import RowSelection
 from .settings import CacheSettings
@@ -80,7 +80,7 @@ class PassShape(NamedTuple):
 
 
 class LazyTransformer(Transformer):
-    """The transformer with LazyMAR's caches, for one run of a sampler. :class:`.CachedHeadEvaluation` calls the head.
+    """The transformer with LazyMAR's caches, for one run of a sampler. :class:`.CachedHeadFactory` makes the heads.
 
     A caller may skip AR steps, ask for any undecided positions, and start an edit, in which some tokens are decided
     from the start. A caller that changes decided tokens must call :meth:`discard_features`.
@@ -89,7 +89,7 @@ class LazyTransformer(Transformer):
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
         super().__init__(canvas)
         c = canvas.model.net.config
-        self.head = CachedHeadEvaluation(canvas.model.net, canvas.report, settings)
+        self.head = CachedHeadFactory(canvas.model.net, canvas.report, settings)
         self.full = FullTransformer(canvas)
         self.buffer_vectors = self.full.buffer_vectors  # for the encoder's class rows, [F, C]
 

@@ -71,7 +71,7 @@ def test_a_window_holds_what_is_estimated(monkeypatch, cfg, given):
     scale = torch.full((2, 1, 1), cfg)
     with counted(monkeypatch) as live:
         rows = chain.DiffusionBatch(torch.randn(branches, 2, 16, 32), scale, start, noise, table, fixed_tokens=known)
-        head = heads.HeadAtStates(model.net, model.net.denoiser, rows, report, 1)
+        head = heads.SpeculationHead(model.net, model.net.denoiser, rows, report, 1)
         paths = Speculation(model.net, head, rows, CounterRNG(torch.arange(2)), report)
         windows = paths.windows(np.arange(2), 8)
         for _ in range(3):
@@ -177,7 +177,7 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
             table = diffusion_steps.StepTable(torch.empty(count + 1, 8), times, False)
             z = (hidden + places)[:, None].to(torch.bfloat16)
             rows = chain.DiffusionBatch(z, x, x[:1], x, table)
-            head = heads.ChainedHead(
+            head = heads.FullChainHead(
                 net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), MODULATION_BUDGET
             )
             scale = torch.ones(1, 1, 1)

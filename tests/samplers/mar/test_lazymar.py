@@ -19,11 +19,11 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.diffusion import HeadEvaluation
+from fastar_nodes.samplers.mar.diffusion import HeadFactory
 from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, note_caches
 from fastar_nodes.samplers.mar.lazy import selection as selection_module
 from fastar_nodes.samplers.mar.lazy.head import (
-    CachedHeadEvaluation,
+    CachedHeadFactory,
     evaluate_edge,
     evaluate_full,
     evaluate_reused,
@@ -454,8 +454,8 @@ def sampled(net, batch, period=1):
     """Sampled with LazyMAR's head and a period of so many diffusion steps; 1: by MAR's."""
     report = Report("mar", "tiny", {}, None, len(batch.x), "cpu")
     if period == 1:
-        return HeadEvaluation(net, report).sample(batch)
-    heads = CachedHeadEvaluation(net, report, CacheSettings())
+        return HeadFactory(net, report).sample(batch)
+    heads = CachedHeadFactory(net, report, CacheSettings())
     heads._schedules[len(batch.table)] = head_schedule(len(batch.table), period, batch.x.device)
     return heads.sample(batch)
 

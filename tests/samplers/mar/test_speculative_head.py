@@ -169,7 +169,7 @@ def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
     outs = []
     for budget, shapes in ((5 * 6 * width, [(5, 2, 3, 16)]), (5 * 6 * width - 1, [(2, 3, 16)] * 2)):
         made.clear()
-        head = heads.HeadAtStates(net, net.head, rows, Report("mar", "tiny", {}, None, 1, "cpu"), budget)
+        head = heads.SpeculationHead(net, net.head, rows, Report("mar", "tiny", {}, None, 1, "cpu"), budget)
         outs += [head.at_states(*index, torch.ones(3, 4)), head.at_states(*index, torch.ones(3, 4))]
         assert made == shapes
     for out in outs[1:]:
