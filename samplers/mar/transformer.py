@@ -7,13 +7,15 @@ Shapes: B images of L tokens, c channels of a token, C transformer width, and P 
 the conditional branch, which reads the class or prompt, then the null branch, which does not. P is 1 without guidance.
 In the encoder and the decoder, *buffer rows* stand in front of an image's tokens. In class models, they hold the class.
 A position is the index of a token in its image. A *snapshot* is an image at an AR step: it has the tokens that were
-decided before this AR step. A pass may read Q snapshots, and several of them may be of the same image.
+decided before this AR step. A pass may read Q snapshots, and several of them may be of the same image. The batches of
+the encoder and the decoder have F and E entries, see :class:`PassShape`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,13 +26,63 @@ from .canvas import MARCanvas
 from .diffusion import HeadFactory
 
 
+class Snapshots(NamedTuple):
+    """The Q snapshots that a pass reads. Snapshot i is image ``images[i]`` at AR step ``steps[i]``."""
+
+    images: Sequence[int]
+    steps: Sequence[int]
+
+    def common_step(self, images: int) -> int | None:
+        """The AR step of all snapshots, if there is one snapshot of each of the run's ``images`` images and all are at
+        the same AR step; otherwise None.
+        """
+        return self.steps[0] if len(self.images) == images and len(set(self.steps)) == 1 else None
+
+
+class PassShape(NamedTuple):
+    """The batches of a pass. The decoder's batch has E *entries*: one for each snapshot in each branch.
+
+    The encoder's batch has F entries. An encoder that reads the class computes all branches too, so F is E. Any other
+    encoder computes each snapshot once, and all branches share the output. For example, these are the entries of a pass
+    with guidance that reads three snapshots, a, b and c::
+
+                                        conditional  null
+        decoder                         a b c        a b c    E = 6
+        encoder that reads the class    a b c        a b c    F = 6
+        any other encoder               a b c                 F = 3
+    """
+
+    snapshots: int  # Q
+    branches: int  # branches that the decoder computes
+    encoder_branches: int  # branches that the encoder computes; 1 if all branches share the encoder's output
+
+    @property
+    def entries(self) -> int:
+        """E, the number of entries in the decoder's batch."""
+        return self.branches * self.snapshots
+
+    @property
+    def encoder_entries(self) -> int:
+        """F, the number of entries in the encoder's batch."""
+        return self.encoder_branches * self.snapshots
+
+    def for_decoder(self, of_snapshots: Tensor) -> Tensor:
+        """Values of the snapshots, [Q, ...], repeated for the entries of the decoder, [E, ...]."""
+        return of_snapshots.repeat(self.branches, *(1,) * (of_snapshots.ndim - 1))
+
+    def for_encoder(self, of_snapshots: Tensor) -> Tensor:
+        """Values of the snapshots, [Q, ...], repeated for the entries of the encoder, [F, ...]."""
+        return of_snapshots.repeat(self.encoder_branches, *(1,) * (of_snapshots.ndim - 1))
+
+
 class Transformer(ABC):
     """Computes the conditions z from the decided tokens."""
 
     # Calls the diffusion head. It belongs to the transformer, because LazyMAR has caches for the transformer and for
     # the head, and a sampler's argument ``make_transformer`` chooses both.
     head: HeadFactory
-    # Whether the snapshots of one pass may be at different AR steps.
+    # Whether :meth:`for_snapshots` accepts any snapshots. If it is False, the snapshots must have a
+    # :meth:`Snapshots.common_step`.
     allows_different_steps = False
 
     def __init__(self, canvas: MARCanvas):
@@ -46,14 +98,14 @@ class Transformer(ABC):
     def discard_features(self) -> None:  # noqa: B027 (optional for subclasses)
         """Discard all cached features, if there are any. Call this after decided tokens have been resampled."""
 
-    def for_snapshots(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
+    def for_snapshots(self, snapshots: Snapshots, wanted: Tensor) -> Tensor:
         """Compute z [P, Q, M, C] of Q snapshots at the positions ``wanted``, int64 [Q, M].
 
-        Snapshot i is image ``images[i]`` at AR step ``steps[i]``. If :attr:`allows_different_steps` is False, there
-        must be one snapshot of each image, all at the same AR step.
+        See :attr:`allows_different_steps` for the snapshots that the caller may pass.
         """
-        assert len(images) == self.canvas.images and len(set(steps)) == 1
-        return self(steps[0], wanted)
+        step = snapshots.common_step(self.canvas.images)
+        assert step is not None, "this transformer needs one snapshot of each image, all at the same AR step"
+        return self(step, wanted)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
         """Compute z for ``count`` AR steps from ``step`` on. Each AR step reads the tokens and drafts of all AR steps
@@ -75,23 +127,23 @@ class FullTransformer(Transformer):
 
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
-        self.buffer_vectors = canvas.conditioning.vectors(canvas.guided)  # for the encoder's buffer rows, [B or 2 B, C]
+        self.buffer_vectors = canvas.conditioning.vectors(canvas.guided)  # for the encoder's buffer rows, [F, C]
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         canvas = self.canvas
         known = canvas.order.decided_before(step)
         return self._pass(canvas.conditioning, self.buffer_vectors, canvas.values, wanted, known)
 
-    def for_snapshots(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
+    def for_snapshots(self, snapshots: Snapshots, wanted: Tensor) -> Tensor:
         """One pass for any snapshots. Except for rounding in padded attention, z equals the z of :meth:`__call__`."""
         canvas = self.canvas
-        order = canvas.order
-        if len(set(steps)) == 1 and len(images) == len(canvas.values):
-            return self(steps[0], wanted)
+        step = snapshots.common_step(canvas.images)
+        if step is not None:
+            return self(step, wanted)
 
-        index = to_device(torch.tensor(images), canvas.device)
-        known, mask = order.decided_before_each(index, steps)
-        conditioning = canvas.conditioning.of(images)
+        index = to_device(torch.tensor(snapshots.images), canvas.device)
+        known, mask = canvas.order.decided_before_each(index, snapshots.steps)
+        conditioning = canvas.conditioning.of(snapshots.images)
         buffer_vectors = conditioning.vectors(canvas.guided)
         return self._pass(conditioning, buffer_vectors, canvas.values[index], wanted, known, mask)
 
@@ -102,8 +154,7 @@ class FullTransformer(Transformer):
 
         # 1. The snapshots: all images at the first AR step, then all images at the second AR step, and so on.
         steps = range(step, step + count)
-        snapshot_images = [*range(images)] * count
-        snapshot_steps = [s for s in steps for _ in range(images)]
+        snapshots = Snapshots(images=[*range(images)] * count, steps=[s for s in steps for _ in range(images)])
 
         # 2. The positions that each AR step decides. The first of them serves as padding.
         sizes = order.sizes[step : step + count]
@@ -114,7 +165,7 @@ class FullTransformer(Transformer):
             wanted.append(torch.cat([positions, padding], 1))
 
         # 3. Run one pass, and yield z of each AR step without the padding.
-        z = self.for_snapshots(snapshot_images, snapshot_steps, torch.cat(wanted))
+        z = self.for_snapshots(snapshots, torch.cat(wanted))
         yield [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
     def _pass(
@@ -130,7 +181,7 @@ class FullTransformer(Transformer):
 
         Args:
             conditioning: the classes or prompts of the snapshots.
-            buffer_vectors: [Q or 2 Q, C], the vectors for the encoder's buffer rows.
+            buffer_vectors: [F, C], the vectors for the encoder's buffer rows.
             tokens: [Q, L, c], the tokens of the images.
             wanted: int64 [Q, M], the positions whose z is returned.
             known: int64 [Q, K], the positions whose tokens the encoder reads, ascending.
@@ -138,24 +189,23 @@ class FullTransformer(Transformer):
         """
         canvas = self.canvas
         net = canvas.model.net
+        shape = PassShape(
+            snapshots=len(tokens),
+            branches=2 if canvas.guided else 1,
+            encoder_branches=len(buffer_vectors) // len(tokens),
+        )
 
-        # The decoder computes each snapshot once per branch. An encoder that reads the class does the same. Any other
-        # encoder computes each snapshot once, and all branches share the output. The conditional branch comes first,
-        # so the encoder uses the first entries of ``known`` and ``mask``.
-        branches = 2 if canvas.guided else 1
-        encoder_branches = len(buffer_vectors) // len(tokens)
-        known = known.repeat(branches, 1)
-        known_of_encoder = known[: len(buffer_vectors)]
-        encoder_mask = None
-        if mask is not None:
-            mask = mask.repeat(branches, 1)
-            encoder_mask = mask[: len(buffer_vectors)]
+        # 1. The encoder reads the known tokens.
+        known_of_encoder = shape.for_encoder(known)
+        mask_of_encoder = None if mask is None else shape.for_encoder(mask)
+        encoded = net.encode(shape.for_encoder(tokens), known_of_encoder, buffer_vectors, mask_of_encoder)
+        fused = conditioning.fuse(encoded, known_of_encoder, canvas.guided, mask_of_encoder)
 
-        encoded = net.encode(tokens.repeat(encoder_branches, 1, 1), known_of_encoder, buffer_vectors, encoder_mask)
-        fused = conditioning.fuse(encoded, known_of_encoder, canvas.guided, encoder_mask)
-        z = net.decode(fused, known, wanted.repeat(branches, 1), mask)
+        # 2. The decoder computes z in all branches.
+        mask_of_decoder = None if mask is None else shape.for_decoder(mask)
+        z = net.decode(fused, shape.for_decoder(known), shape.for_decoder(wanted), mask_of_decoder)
 
         encoder_rows = encoded.shape[0] * encoded.shape[1]
-        decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
+        decoder_rows = shape.entries * (net.config.buffer + net.config.tokens)
         canvas.report.add(**conditioning.counts(encoder_rows, decoder_rows))
-        return z.unflatten(0, (branches, -1))
+        return z.unflatten(0, (shape.branches, -1))

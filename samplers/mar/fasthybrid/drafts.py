@@ -16,7 +16,7 @@ from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED, PLAIN, REDONE
 from ..canvas import MARCanvas
 from ..tokens import Tokens
-from ..transformer import Transformer
+from ..transformer import Snapshots, Transformer
 from .pace import Pace
 
 
@@ -50,7 +50,8 @@ class NewestConditions:
         image_and_column = torch.stack([images[:, None].expand_as(columns), columns])
         image, column = to_device(image_and_column, self.order.decision_order.device)
         wanted = self.order.decision_order[image, column]
-        z = self.transformer.for_snapshots(images.tolist(), steps.flatten().tolist(), wanted)
+        snapshots = Snapshots(images.tolist(), steps.flatten().tolist())
+        z = self.transformer.for_snapshots(snapshots, wanted)
 
         if not self._z.numel():
             self._z = z.new_zeros(len(z), *self.order.decision_order.shape, z.shape[-1])

@@ -1,18 +1,24 @@
 """The transformer with LazyMAR's caches. ``__init__.py`` describes the method and its equations.
 
-Shapes: B images, P branches of guidance, L tokens, N rows of the decoder, C width. The N rows are first the ``buffer``
-class rows, then the L tokens. A row is one vector, so in this file the batch rows of the glossary are called *entries*:
+Shapes: B images, L tokens, N rows of the decoder, C width. The N rows are first the ``buffer`` class rows, then the L
+tokens. A row is one vector, so in this file the batch rows of the glossary are called *entries*. The batches of the
+decoder and the encoder have E and F entries (:class:`.PassShape`; a pass reads one snapshot of each image). With
+guidance, they depend on the kind of the pass::
 
-- The decoder's batch has E entries. E is P B: one entry for each image in the conditional branch, then one for each
-  image in the null branch. E is only B in a pass without the null branch.
-- The encoder's batch has F entries. F is E in class models. F is B in Harmon and UniPic, whose encoders do not read the
-  prompt, so both branches share the output.
+    pass                                            E      F in class models    F in Harmon and UniPic
+    a refresh                                       2 B    2 B                  B
+    another pass, with the condition cache          B      B                    B
+    another pass, without the condition cache       2 B    2 B                  B
+
+Without guidance, all these numbers are B. Whatever a pass computes, it returns z [P, B, M, C] in all P branches: P is 2
+with guidance, and 1 without. The null branch is always the last branch of a batch. A cache has entries only for the
+passes that reuse it. So with the condition cache, a refresh stores only the B entries of the conditional branch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +27,7 @@ from ....networks.feature_cache import FeatureCache
 from ....networks.graphs import State
 from ....networks.mar import NONE_KEPT, DecoderCache, pick, run_decoder
 from ..canvas import MARCanvas
-from ..transformer import FullTransformer, Transformer
+from ..transformer import FullTransformer, PassShape, Transformer
 from .head import CachedHeadFactory
 from .schedule import StoredFeatures, stored_by_refreshes
 from .selection import RowSelection
@@ -32,6 +38,7 @@ from .settings import CacheSettings
 class TransformerCache:
     """What a refresh stores for the passes before the next refresh, and what each pass stores for the next pass."""
 
+    shape: PassShape  # the batches of the passes that reuse the cache; all tensors have the entries of these batches
     next_refresh: int  # AR step of the next refresh
     previous_step: int  # AR step of the previous pass
     encoder: State  # encoder cache: a store of keys and values for each block; empty without this cache
@@ -51,32 +58,6 @@ class TransformerCache:
         if self.language_model is not None:
             found += self.language_model.tensors
         return found + [tensor for tensor in (self.decoder_rows, self.residual) if tensor is not None]
-
-
-class PassShape(NamedTuple):
-    """How many branches of guidance a pass computes. The pass's batches have an entry for each image in each branch."""
-
-    images: int  # B
-    branches: int  # branches that the decoder computes
-    encoder_branches: int  # branches that the encoder computes; 1 if all branches share the encoder's output
-
-    @property
-    def entries(self) -> int:
-        """E, the number of entries in the decoder's batch."""
-        return self.branches * self.images
-
-    @property
-    def encoder_entries(self) -> int:
-        """F, the number of entries in the encoder's batch."""
-        return self.encoder_branches * self.images
-
-    def repeat_for_decoder(self, of_images: Tensor) -> Tensor:
-        """Values of the images, [B, ...], repeated for the entries of the decoder, [E, ...]."""
-        return of_images.repeat(self.branches, *(1,) * (of_images.ndim - 1))
-
-    def repeat_for_encoder(self, of_images: Tensor) -> Tensor:
-        """Values of the images, [B, ...], repeated for the entries of the encoder, [F, ...]."""
-        return of_images.repeat(self.encoder_branches, *(1,) * (of_images.ndim - 1))
 
 
 class LazyTransformer(Transformer):
@@ -100,13 +81,13 @@ class LazyTransformer(Transformer):
         )
 
         # A refresh computes all branches of guidance. If the condition cache is on, the passes between two refreshes
-        # compute only the conditional branch. The null branch is always the last branch of a batch.
+        # compute only the conditional branch.
         branches = 2 if canvas.guided else 1
         encoder_branches = len(self.buffer_vectors) // canvas.images
-        self.shape_of_refresh = PassShape(canvas.images, branches, encoder_branches)
-        self.shape_of_reuse = self.shape_of_refresh
+        self.all_branches = PassShape(canvas.images, branches, encoder_branches)
+        self.reusing_branches = self.all_branches
         if settings.condition_cache:
-            self.shape_of_reuse = PassShape(canvas.images, branches=1, encoder_branches=1)
+            self.reusing_branches = PassShape(canvas.images, branches=1, encoder_branches=1)
 
         self.memory = self._new_memory()
         self.cache: TransformerCache | None = None
@@ -117,7 +98,7 @@ class LazyTransformer(Transformer):
         stored = [features for features in self.stored_by_refreshes if features is not None]
         encoder_rows = max((features.encoder_rows for features in stored), default=0)
         stores_decoder = any(features.decoder for features in stored)
-        shape = self.shape_of_reuse
+        shape = self.reusing_branches
         return FeatureCache(
             self.canvas.model.net,
             self.canvas.device,
@@ -147,40 +128,38 @@ class LazyTransformer(Transformer):
             return self.full(step, wanted)
 
         net = self.canvas.model.net
-        shape = self.shape_of_refresh
+        shape = self.all_branches
         cache = self._new_cache(stored, step)
 
         # 1. The encoder reads all decided tokens.
         known = self.canvas.order.decided_before(step)
         rows = self._encode(shape, known, cache)
         if stored.encoder_rows:
-            cache.decoder_rows = rows[: self.shape_of_reuse.entries].clone()
+            cache.decoder_rows = rows[: cache.shape.entries].clone()
 
         # 2. The decoder computes all rows in all blocks but the last. The last block computes the rows of the wanted
-        # tokens, or the rows of all tokens if later passes need the residual.
-        wanted = shape.repeat_for_decoder(wanted)
-        of_last_block = wanted
-        if stored.residual:
-            of_last_block = torch.arange(net.config.tokens, device=wanted.device).repeat(len(wanted), 1)
+        # tokens, or the rows of all tokens if later passes need the residual, equation (10).
         x = rows + net.decoder_pos_embed_learned
-        features, _ = run_decoder(net, x, of_last_block, cache.decoder)
-
-        # 3. The residual, equation (10).
+        wanted_of_entries = shape.for_decoder(wanted)
         if stored.residual:
-            conditional, null = features.chunk(2)
+            all_positions = torch.arange(net.config.tokens, device=wanted.device).repeat(shape.entries, 1)
+            features_of_all, _ = run_decoder(net, x, all_positions, cache.decoder)
+            conditional, null = features_of_all.chunk(2)
             cache.residual = null - conditional
-            features = pick(features, wanted)
+            features = pick(features_of_all, wanted_of_entries)
+        else:
+            features, _ = run_decoder(net, x, wanted_of_entries, cache.decoder)
 
         self._count(shape, known.shape[1])
         self._count_bytes(cache)
         self.cache = cache
-        return net.conditions(features, wanted).unflatten(0, (shape.branches, -1))
+        return self._conditions(features, wanted)
 
     def reuse_features(self, cache: TransformerCache, step: int, wanted: Tensor) -> Tensor:
         """Run a pass that reuses what the refresh and the previous pass stored. Returns z [P, B, M, C]."""
         canvas = self.canvas
         net = canvas.model.net
-        shape = self.shape_of_reuse
+        shape = cache.shape
 
         # The number of tokens decided before the previous pass, and the positions of the tokens decided since then.
         previous = cache.previous_step
@@ -194,38 +173,43 @@ class LazyTransformer(Transformer):
             rows = self._encode(shape, read, cache)
         else:
             read = new
-            rows = self._encode_more(shape, new, known_count, cache)
+            rows = cache.decoder_rows
+            self._encode_new_into(rows, new, known_count, cache)
 
         # 2. The decoder computes the rows that equation (8) chooses, with attention as in equation (9).
         choose = None
         if cache.decoder is not None:
             required = torch.cat([wanted, new], dim=1) + net.config.buffer
-            choose = self.row_selection.choice(step, known_count, shape.repeat_for_decoder(required))
+            choose = self.row_selection.choice(step, known_count, shape.for_decoder(required))
         x = rows + net.decoder_pos_embed_learned
-        features, chosen = run_decoder(net, x, shape.repeat_for_decoder(wanted), cache.decoder, choose)
-
-        # 3. The null branch is the conditional branch plus the residual of the refresh, equation (10).
+        features, chosen = run_decoder(net, x, shape.for_decoder(wanted), cache.decoder, choose)
         if cache.residual is not None:
-            features = torch.cat([features, features + pick(cache.residual, wanted)])
+            features = with_null_branch(features, pick(cache.residual, wanted))
 
         self._count(shape, read.shape[1], chosen)
         reuses = cache.decoder_rows is not None or chosen is not None or cache.residual is not None
         canvas.report.add(cached_calls=int(reuses))
         cache.previous_step = step
+        return self._conditions(features, wanted)
 
-        # With the residual, z has both branches again, as in a refresh.
-        wanted = self.shape_of_refresh.repeat_for_decoder(wanted)
-        return net.conditions(features, wanted).unflatten(0, (self.shape_of_refresh.branches, -1))
+    def _conditions(self, features: Tensor, wanted: Tensor) -> Tensor:
+        """The conditions z [P, B, M, C] from the decoder's features in all branches, [P B, M, C], at the positions
+        ``wanted``, int64 [B, M].
+        """
+        shape = self.all_branches
+        z = self.canvas.model.net.conditions(features, shape.for_decoder(wanted))
+        return z.unflatten(0, (shape.branches, -1))
 
     def _new_cache(self, stored: StoredFeatures, step: int) -> TransformerCache:
         """An empty cache for what the refresh at AR step ``step`` stores. It uses :attr:`memory`."""
-        cache = TransformerCache(stored.next_refresh, previous_step=step, encoder=NONE_KEPT, decoder=None)
+        cache = TransformerCache(
+            self.reusing_branches, stored.next_refresh, previous_step=step, encoder=NONE_KEPT, decoder=None
+        )
         if stored.decoder:
             cache.decoder = self.memory.decoder
         if stored.encoder_rows:
             cache.encoder = State(store[:, :, :, : stored.encoder_rows] for store in self.memory.encoder)
-            entries = self.shape_of_reuse.entries
-            cache.language_model = self.canvas.conditioning.feature_cache(entries, stored.encoder_rows)
+            cache.language_model = self.canvas.conditioning.feature_cache(cache.shape.entries, stored.encoder_rows)
         return cache
 
     def _encode(self, shape: PassShape, known: Tensor, cache: TransformerCache) -> Tensor:
@@ -239,31 +223,33 @@ class LazyTransformer(Transformer):
         tokens, positions, buffer_vectors = self._encoder_inputs(shape, known)
         x = net.encode(tokens, positions, buffer_vectors, None, cache.encoder)
         fused = conditioning.fuse(x, positions, shape.branches > 1, cache=cache.language_model)
-        return net.decoder_rows(fused, shape.repeat_for_decoder(known))
+        return net.decoder_rows(fused, shape.for_decoder(known))
 
-    def _encode_more(self, shape: PassShape, new: Tensor, known_count: int, cache: TransformerCache) -> Tensor:
-        """Encode the new tokens and the class rows. They attend to the stored keys and values of earlier tokens.
-        Returns the decoder's input rows, like :meth:`_encode`.
+    def _encode_new_into(self, rows: Tensor, new: Tensor, known_count: int, cache: TransformerCache) -> None:
+        """Encode the new tokens and the class rows, and replace their rows in the decoder's input. They attend to the
+        stored keys and values of earlier tokens.
 
         Args:
-            new: positions of the new tokens, int64 [B, n].
+            rows: the decoder's input rows in the previous pass, [E, N, C]; changed in place.
+            new: positions of the n new tokens, int64 [B, n].
             known_count: number of tokens that were decided before the previous pass.
-            cache: the stores receive the keys and values of the computed rows, and ``decoder_rows`` receives the rows.
+            cache: the stores receive the keys and values of the computed rows.
         """
         net = self.canvas.model.net
-        x = net.encode_more(*self._encoder_inputs(shape, new), cache.encoder, known_count)
-        fused = self.canvas.conditioning.extend(x, cache.language_model, known_count)
-        class_rows_first = fused.roll(net.config.buffer, 1)  # encode_more returns the class rows last
-        new = shape.repeat_for_decoder(new)
-        cache.decoder_rows = net.decoder_rows(class_rows_first, new, rows=cache.decoder_rows)  # changes them in place
-        return cache.decoder_rows
+        shape = cache.shape
+        encoded = net.encode_more(*self._encoder_inputs(shape, new), cache.encoder, known_count)
+        fused = self.canvas.conditioning.extend(encoded, cache.language_model, known_count)
+
+        # Here the class rows stand after the n new tokens (MAR.encode_more says why). In ``rows``, they come first.
+        class_rows_first = fused.roll(net.config.buffer, dims=1)
+        net.decoder_rows(class_rows_first, shape.for_decoder(new), rows=rows)
 
     def _encoder_inputs(self, shape: PassShape, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The encoder's inputs for a pass that reads the tokens at ``positions``, int64 [B, K]. They are all
         tokens [F, L, c], ``positions`` [F, K], and the vectors for the class rows [F, C].
         """
-        tokens = shape.repeat_for_encoder(self.canvas.values)
-        return tokens, shape.repeat_for_encoder(positions), self.buffer_vectors[: shape.encoder_entries]
+        tokens = shape.for_encoder(self.canvas.values)
+        return tokens, shape.for_encoder(positions), self.buffer_vectors[: shape.encoder_entries]
 
     def _count(self, shape: PassShape, tokens_read: int, chosen: Tensor | None = None) -> None:
         """Add the work of a pass to the report, and to the map that shows which tokens came from the token cache.
@@ -295,3 +281,10 @@ class LazyTransformer(Transformer):
         largest_bytes = max(self.reported_bytes, sum(tensor.nbytes for tensor in cache.tensors))
         self.canvas.report.add(cache_bytes=largest_bytes - self.reported_bytes)
         self.reported_bytes = largest_bytes
+
+
+def with_null_branch(conditional: Tensor, residual: Tensor) -> Tensor:
+    """Features of both branches, [2 B, M, C]. The null branch is the conditional branch plus the residual of the
+    refresh, equation (10). Both arguments are [B, M, C].
+    """
+    return torch.cat([conditional, conditional + residual])

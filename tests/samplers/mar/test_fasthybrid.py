@@ -283,10 +283,10 @@ class Prescribed(FullTransformer):
         super().__init__(canvas)
         self.z = z
 
-    def for_snapshots(self, images, steps, wanted):
-        out = super().for_snapshots(images, steps, wanted)
-        for row, step in enumerate(steps):
-            out[0, row] = self.z(images[row], step, wanted[row])
+    def for_snapshots(self, snapshots, wanted):
+        out = super().for_snapshots(snapshots, wanted)
+        for row, (image, step) in enumerate(zip(snapshots.images, snapshots.steps, strict=True)):
+            out[0, row] = self.z(image, step, wanted[row])
         return out
 
 
