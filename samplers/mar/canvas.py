@@ -10,9 +10,8 @@ guidance. A position is the index of a token in its image, counted row by row.
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +33,17 @@ from .tables import Respacing, respacing
 from .tokens import Tokens
 
 
+class StartTimesteps(NamedTuple):
+    """Two timesteps, which differ only if the settings limit the first timestep; see :func:`start_timesteps`."""
+
+    # Where the diffusion of every token starts. The diffusions of a draft model and the shorter diffusions of DiSA and
+    # FastHybrid start at the same timestep.
+    first: int
+    # Where the diffusion of unaccelerated MAR starts. The noise has an entry for every step of this diffusion, so it is
+    # identical to MAR's noise.
+    of_noise: int
+
+
 @dataclass(eq=False)
 class MARCanvas(Canvas):
     """The canvas of a MAR model. ``values`` are the tokens, fp32 [B, L, c]."""
@@ -46,13 +56,9 @@ class MARCanvas(Canvas):
     # The latents of the image to edit, fp32 [1 or B, C, H, W]; None without an edit.
     edit_latents: Tensor | None = field(default=None, kw_only=True)
 
+    timesteps: StartTimesteps = field(kw_only=True)
+
     guided: bool = field(init=False)  # whether guidance is on, so there is a null branch
-    # The timestep at which the diffusion of every token starts. The diffusions of a draft model and the shorter
-    # diffusions of DiSA and FastHybrid start at the same timestep.
-    first_timestep: int = field(init=False)
-    # The timestep at which the diffusion of unaccelerated MAR starts; :attr:`first_timestep` is lower if the settings
-    # limit it. The noise has an entry for every step of MAR's diffusion, so it is identical to MAR's noise.
-    noise_timestep: int = field(init=False)
 
     # State of LazyMAR, int32 [B, L]: how many passes took a token's row in the decoder from the token cache. None
     # without this cache.
@@ -60,27 +66,30 @@ class MARCanvas(Canvas):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settings = self.settings
         self.total = self.order.steps
-        self.guided = settings.uses_guidance
-
-        self.noise_timestep = settings.t_max or self.model.first_timestep(settings.diffusion_steps)
-        self.first_timestep = self.noise_timestep
-        if settings.t_max is None and settings.limits_first_timestep:
-            self.first_timestep = min(self.first_timestep, SAFE_FIRST_TIMESTEP)
+        self.guided = self.settings.uses_guidance
 
     def with_model(self, model: MARModel, condition: ClassOrPrompt, report: Report) -> MARCanvas:
-        """A canvas of the same images for a different model. ``report`` counts this model's work.
+        """A canvas for a second model, which reads the tokens of the same images. Only the first canvas decides tokens.
 
-        ``condition``: the condition as this model reads it. The two canvases share everything else, such as the tokens,
-        the measured seconds, and the timestep at which the diffusion starts.
+        ``condition``: the condition as the second model reads it. ``report`` counts the second model's work. The two
+        canvases share everything else that a sampler reads: the tensor of the tokens, the order, the noise, the clock,
+        and the timestep at which the diffusion starts.
         """
-        model.net.begin_run()
-        other = copy(self)
-        other.model = model
-        other.conditioning = read_condition(model, condition, self.guided)
-        other.report = report
-        return other
+        return MARCanvas(
+            model,
+            self.settings,
+            self.noise,
+            self.grid,
+            self.values,
+            report,
+            regenerated=self.regenerated,
+            order=self.order,
+            conditioning=read_condition(model, condition, self.guided),
+            edit_latents=self.edit_latents,
+            timesteps=self.timesteps,
+            clock=self.clock,
+        )
 
     def to_latents(self, values: Tensor) -> Tensor:
         """Turn tokens, fp32 [B, L, c], into latents, fp32 [B, C, H, W]. In an edit, the latents outside the mask
@@ -107,7 +116,7 @@ class MARCanvas(Canvas):
 
     def respaced_diffusion(self, count: int) -> Respacing:
         """The coefficients of a diffusion in at most ``count`` steps; see :func:`.tables.respacing`."""
-        return respacing(count, self.first_timestep, self.model.max_beta)
+        return respacing(count, self.timesteps.first, self.model.max_beta)
 
     def step_table(self, count: int) -> StepTable:
         """The steps of :meth:`respaced_diffusion`, on the device. As in the published code, the last step adds no
@@ -134,7 +143,7 @@ class MARCanvas(Canvas):
             )
 
         c = self.model.net.config
-        count = len(respacing(streams[stream], self.noise_timestep, self.model.max_beta))
+        count = len(respacing(streams[stream], self.timesteps.of_noise, self.model.max_beta))
         return stream_noise(self.noise, stream, count, c.tokens, c.channels, self.device)
 
     def batch(self, table: StepTable, tokens: Tokens, z: Tensor, noise: StreamNoise) -> DiffusionBatch:
@@ -204,8 +213,19 @@ def mar_canvas(
         order=order,
         conditioning=conditioning,
         edit_latents=edit_latents,
+        timesteps=start_timesteps(model, settings),
         clock=clock,
     )
+
+
+def start_timesteps(model: MARModel, settings: MARBase) -> StartTimesteps:
+    """The timesteps at which the diffusions of a run start. Only settings with DiSA may lower the first one, and only
+    if the user has not set ``t_max``.
+    """
+    unaccelerated = settings.t_max or model.first_timestep(settings.diffusion_steps)
+    if settings.t_max is None and settings.limits_first_timestep:
+        return StartTimesteps(min(unaccelerated, SAFE_FIRST_TIMESTEP), of_noise=unaccelerated)
+    return StartTimesteps(unaccelerated, of_noise=unaccelerated)
 
 
 def latents_and_mask(model: MARModel, edit: Edit, images: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -153,10 +153,10 @@ def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
     names a lower timestep; else "".
     """
     draft_timestep = draft.first_timestep(canvas.settings.diffusion_steps)
-    if canvas.settings.t_max is not None or draft_timestep >= canvas.first_timestep:
+    if canvas.settings.t_max is not None or draft_timestep >= canvas.timesteps.first:
         return ""
     return (
-        f"t_max: the draft model starts at timestep {canvas.first_timestep}, as the target does, but the draft "
+        f"t_max: the draft model starts at timestep {canvas.timesteps.first}, as the target does, but the draft "
         f"model's file says {draft_timestep}; if you set t_max to {draft_timestep}, the target may accept more drafts"
     )
 
