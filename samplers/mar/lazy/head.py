@@ -9,9 +9,9 @@ null branch, which does not read the class or prompt. P is 1 without guidance. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -134,19 +134,22 @@ class CachedChainHead:
         At a full step, the head's output is [P, N, 2 c], and :func:`...chain.guide` applies guidance. At all other
         steps, the output is [1, N, 2 c] and already contains guidance; ``guide`` does not change it.
         """
+        net = self.net
+        head = self.head
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
+
         if kind is StepKind.FULL:
             self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
-            result, self.cache = step_with_cache(self.net, evaluate_full, self.head, inputs, modulations, self.branches)
+            result, self.cache = take_full_step(net, head, inputs, modulations, self.branches)
             return result
 
+        assert self.cache is not None, "the first step is full"
         self.report.add(head_calls=1, head_rows=self.tokens, cached_calls=1)
-        evaluate = evaluate_edge if kind is StepKind.EDGE else evaluate_reused
-        result, new_cache = step_with_cache(self.net, evaluate, self.head, inputs, modulations, self.outer, self.cache)
-        if new_cache is not None:
-            self.cache = new_cache
-        return result
+        if kind is StepKind.EDGE:
+            result, self.cache = take_edge_step(net, head, inputs, modulations, self.outer, self.cache)
+            return result
+        return take_reused_step(net, head, inputs, modulations, self.outer, self.cache)
 
 
 class CachedHeadFactory(HeadFactory):
@@ -234,22 +237,45 @@ class HeadCache(NamedTuple):
     guided_bias: Tensor  # the last layer's bias plus what guidance adds to the output, fp32 [N, 2 c]
 
 
+# Each of the next three functions calls the head with the function of the same kind below, and takes the step with its
+# output by :func:`...chain.advance`.
+
+
 @recorded
-def step_with_cache(
+def take_full_step(
+    net: MAR, head: DiffusionHead, inputs: StepInputs, modulations: Modulations, branches: int
+) -> tuple[StepResult, HeadCache]:
+    """Take a full step. Returns the result, and what the next steps reuse."""
+    out, cache = net.compiled(evaluate_full, "diffusion head")(head, inputs, modulations, branches)
+    return net.compiled(advance, "diffusion steps")(inputs, out), cache
+
+
+@recorded
+def take_edge_step(
     net: MAR,
-    evaluate: Callable[..., tuple[Tensor, HeadCache | None]],
     head: DiffusionHead,
     inputs: StepInputs,
     modulations: Modulations,
-    *more: Any,
-) -> tuple[StepResult, HeadCache | None]:
-    """Compute the head with ``evaluate``, one of the three functions below, and :func:`...chain.advance` all tokens
-    with its output. Returns the tokens' next states, and what the next steps reuse; None if this stays the same.
-
-    ``more``: the arguments of ``evaluate`` after ``modulations``.
-    """
-    out, new_cache = net.compiled(evaluate, "diffusion head")(head, inputs, modulations, *more)
+    outer: Sequence[int],
+    cache: HeadCache,
+) -> tuple[StepResult, HeadCache]:
+    """Take an edge step. Returns the result, and what the next steps reuse."""
+    out, new_cache = net.compiled(evaluate_edge, "diffusion head")(head, inputs, modulations, outer, cache)
     return net.compiled(advance, "diffusion steps")(inputs, out), new_cache
+
+
+@recorded
+def take_reused_step(
+    net: MAR,
+    head: DiffusionHead,
+    inputs: StepInputs,
+    modulations: Modulations,
+    outer: Sequence[int],
+    cache: HeadCache,
+) -> StepResult:
+    """Take a reused step. The next steps reuse the same ``cache``."""
+    out = net.compiled(evaluate_reused, "diffusion head")(head, inputs, modulations, outer, cache)
+    return net.compiled(advance, "diffusion steps")(inputs, out)
 
 
 def evaluate_full(
@@ -264,31 +290,37 @@ def evaluate_full(
         branches: P.
     """
     x = inputs.x
-    n = len(x)
+    n = len(x)  # the first n of the P n rows below are the conditional branch
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
     shifts, scales, gates, of_last_layer = modulations
+
+    # 1. All blocks. ``before_middle`` and ``after_middle`` are the features before and after the middle blocks. If the
+    # head has no middle blocks, they are equal.
     h = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
-    states = [h]  # the features before each block, and after the last block
+    before_middle = after_middle = h
     mlps = []
     for number, (block, shift, scale, gate) in enumerate(zip(blocks, shifts, scales, gates, strict=True)):
+        if number == MIDDLE.start:
+            before_middle = h
+
         mlp = block.mlp(modulated(h, block.in_ln, shift, scale))
         h = torch.addcmul(h, gate, mlp)
-        states.append(h)
-        if number not in MIDDLE:
+        if number in MIDDLE:
+            after_middle = h
+        else:
             mlps.append(mlp[:n])
+    middle = after_middle[:n] - before_middle[:n]
 
-    # The sum of what the middle blocks added; 0 if the head has no middle blocks.
-    first = min(MIDDLE.start, len(blocks))
-    after = min(MIDDLE.stop, len(blocks))
-    middle = states[after][:n] - states[first][:n]
-
+    # 2. The last layer.
     last = head.final_layer.linear
     out = last(modulated(h, head.final_layer.norm_final, *of_last_layer).to(last.weight.dtype))
 
-    # The first N entries are the conditional branch, and the last N entries are the null branch. Without guidance, both
-    # are the same N entries, so ``guidance`` is 0.
-    guidance = (inputs.cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
-    guided_bias = last.bias + F.pad(guidance, (0, head.channels))
+    # 3. What guidance adds to the noise. It does not change the variance logits, the last c channels.
+    if branches == 1:
+        guided_bias = last.bias.float().repeat(n, 1)
+    else:
+        guidance = (inputs.cfg - 1) * (out[:n] - out[n:])[:, : head.channels]
+        guided_bias = last.bias + F.pad(guidance, (0, head.channels))
     return out.view(branches, n, -1), HeadCache(mlps, middle, guided_bias)
 
 
@@ -318,10 +350,9 @@ def evaluate_edge(
 
 def evaluate_reused(
     head: DiffusionHead, inputs: StepInputs, modulations: Modulations, outer: Sequence[int], cache: HeadCache
-) -> tuple[Tensor, None]:
+) -> Tensor:
     """Compute the head, but take guidance and the outputs of all MLPs from ``cache``. Returns the head's output, fp32
-    [1, N, 2 c] (see :func:`evaluate_full`), and None, because the next steps reuse the same cache. Arguments as for
-    :func:`evaluate_edge`.
+    [1, N, 2 c] (see :func:`evaluate_full`). Arguments as for :func:`evaluate_edge`.
     """
     _, _, gates, of_last_layer = modulations
     h = head.input_proj(inputs.x.to(head.input_proj.weight.dtype))
@@ -329,7 +360,7 @@ def evaluate_reused(
         h = torch.addcmul(h, gate, mlp)
         if number == 0:  # the middle blocks follow block 0
             h = h + cache.middle
-    return _output(head, h, of_last_layer, cache), None
+    return _output(head, h, of_last_layer, cache)
 
 
 def _output(head: DiffusionHead, h: Tensor, of_last_layer: Sequence[Tensor], cache: HeadCache) -> Tensor:
