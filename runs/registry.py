@@ -18,7 +18,8 @@ from ..samplers.mar.gtr import gtr
 from ..samplers.mar.gtr.settings import GtRSettings
 from ..samplers.mar.lazy import check as check_lazymar
 from ..samplers.mar.lazy import check_with_caches, lazymar, with_caches
-from ..samplers.mar.lazy.settings import LazyMARSettings, with_cache_settings
+from ..samplers.mar.lazy.combinations import WITH_CACHES
+from ..samplers.mar.lazy.settings import LazyMARSettings
 from ..samplers.mar.mar import check as check_mar
 from ..samplers.mar.mar import mar
 from ..samplers.mar.settings import MARBase, MARSettings
@@ -84,8 +85,6 @@ _MASKED_SAMPLERS = (
 def _beside_lazymar(entry: Entry) -> Entry:
     """The combination of a sampler with LazyMAR's caches; plain MAR's is LazyMAR."""
 
-    own = cast(type[MARBase], entry.settings)
-
     def check(model: Any, settings: Any) -> None:
         entry.check(model, settings)
         check_with_caches(model, settings, settings)
@@ -96,7 +95,7 @@ def _beside_lazymar(entry: Entry) -> Entry:
         title=f"{entry.title} + LazyMAR",
         run=with_caches(entry.run, *entry.caches),
         check=check,
-        settings=with_cache_settings(own),
+        settings=WITH_CACHES[cast(type[MARBase], entry.settings)],
         caches=(),
     )
 

@@ -101,8 +101,8 @@ def note_caches(canvas: MARCanvas, settings: CacheSettings) -> None:
 
 
 def with_caches(sampler: Callable[..., Sampler], *transformer_arguments: str) -> Callable[..., Sampler]:
-    """Add LazyMAR's caches to a MAR sampler. The settings of the result include the fields of :class:`CacheSettings`,
-    see :func:`.with_cache_settings`.
+    """Add LazyMAR's caches to a MAR sampler. The settings of the result include the fields of :class:`CacheSettings`
+    (``combinations.py``).
 
     ``transformer_arguments``: names of the sampler's arguments that make a transformer. CSpD has two such arguments,
     "make_transformer" and "make_draft_transformer"; all other samplers have only the first.

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ....reports.record import Report
 from ...settings import HeadGuarantees, Removed, knob
 from ..settings import DiSASettings, MARBase, SpeculationSettings
 
-# In each call of ``knob``: first the default and the tooltip, then the range.
-# fmt: off
-
-
 # In a diffusion of 100 steps, every HEAD_PERIOD-th step computes the diffusion head in full, as in LazyMAR's published
 # code.
 HEAD_PERIOD = 7
+
+# In each call of ``knob``: first the default and the tooltip, then the range.
+# fmt: off
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class CacheSettings(HeadGuarantees):
     # The removed setting ``block`` chose the decoder block that measures how much a token has changed. Now
     # measuring_block in lazy/schedule.py chooses this block. HEAD_PERIOD replaces the removed setting ``head_period``.
     removed: ClassVar[Mapping[str, Removed]] = {"block": Removed(None), "head_period": Removed(HEAD_PERIOD)}
-    # In a class that with_cache_settings returns: the class of the sampler's own settings. Otherwise None.
+    # In a class of ``combinations.py``: the class of the sampler's own settings. Otherwise None.
     sampler_settings: ClassVar[type[MARBase] | None] = None
 
     refresh_period: int = knob(9, "Number of AR steps from one full computation to the next; a higher number is faster "
@@ -88,6 +87,7 @@ class CacheSettings(HeadGuarantees):
         more="The cache holds the keys and values of the encoder's attention layers and, for Harmon and UniPic, also "
             "the keys and values of the language model. The paper does not mention this cache.")
 
+    # fmt: on
     @property
     def approximates(self) -> bool:
         caches = self.condition_cache or self.token_cache or self.head_cache or self.encoder_cache
@@ -115,25 +115,5 @@ def head_period(settings: CacheSettings, steps: int) -> int:
 @dataclass(frozen=True)
 class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
     """Settings of MAR with LazyMAR's caches: first MAR's fields, then the fields of the caches, then the field of
-    speculation. :func:`with_cache_settings` explains the order of the base classes.
+    speculation. The fields of the last base class come first in a dataclass.
     """
-
-
-def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
-    """Make a class of settings with LazyMAR's caches. It has the fields of ``kind``, a sampler's class of settings, and
-    then the fields of the caches. For example, with_cache_settings(GtRSettings) returns a class like this::
-
-        @dataclass(frozen=True)
-        class GtRLazyMARSettings(CacheSettings, GtRSettings):
-            sampler_settings = GtRSettings
-
-    The fields of the last base class come first in a dataclass. If both base classes have a method or property of the
-    same name, Python uses the one of the first base class. There, ``super()`` means the other base class.
-    """
-    about = {
-        "__doc__": f"{kind.__name__} with the settings of LazyMAR's caches.",
-        "__module__": __name__,
-        "sampler_settings": kind,
-    }
-    name = kind.__name__.removesuffix("Settings") + "LazyMARSettings"
-    return make_dataclass(name, [], bases=(CacheSettings, kind), namespace=about, frozen=True)
