@@ -14,7 +14,7 @@ from ...model_loaders.catalogue.official import official_binary
 from ...model_loaders.files.wrappers import AUTO
 from ...networks.binary import BinaryModel
 from ...networks.bitdance import BitDanceClass, BlockModel, BlockNetwork, Marks
-from ...samplers.blocks.canvas import expect_device, expect_edit
+from ...samplers.blocks.checks import expect_device, expect_edit
 from ...samplers.editing import Edit
 from ..memory.blocks import estimate
 from . import Family, network_of, token_a_word

@@ -72,13 +72,12 @@ def bitdance(
             size; the model is too large for a CPU; or predictions are not finite.
     """
     canvas, inputs = block_canvas(model, condition, settings, noise, edit)
-    plan = {block: canvas.order[canvas.span(block)] for block in canvas.sampled_blocks}
     look = BlockLook(canvas, inputs)
     diffusion = BlockDiffusion(canvas)
 
-    canvas.total = sum(diffusion.calls_of[block] for block in plan)
+    canvas.total = sum(diffusion.calls_of[block] for block in canvas.sampled_blocks)
     done = 0
-    for block, cells in plan.items():
+    for block in canvas.sampled_blocks:
         # 1. The transformer computes the conditions for the block from the blocks before it.
         with canvas.clock.phase("transformer"):
             z = look(block)
@@ -89,8 +88,7 @@ def bitdance(
             # The transformer reads them before the next block.
             if calls == diffusion.calls_of[block]:
                 canvas.watch(torch.linalg.vector_norm(state, torch.inf))
-                tokens = canvas.set_tokens(block, torch.where(state >= 0, 1.0, -1.0))
-                canvas.decide(cells, tokens, block)
+                canvas.decide_block(block, torch.where(state >= 0, 1.0, -1.0))
             yield from canvas.yield_step(done + calls)
         done += diffusion.calls_of[block]
     return canvas.finish()

@@ -1,30 +1,26 @@
-"""BitDance's canvas, which holds the tokens so far. The functions check and prepare a run's inputs.
+"""BitDance's canvas, which holds the tokens so far, and what the transformer reads before the first block.
 
-``bitdance.py`` explains the shapes (B, L, C, K, N, R, D), the null branch and the token order.
+``bitdance.py`` explains the shapes (B, L, C, K, N, R, D), the null branch and the token order. ``checks.py`` checks a
+run's inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from ...errors import UserError
 from ...networks.bitdance import BitDanceClass, BlockModel
 from ...reports.record import Clock
 from ..conditioning import ClassCondition, ClassOrPrompt, expect_kind, expect_null_prompt
 from ..editing import Edit, start_edit
 from ..engine import Canvas, start_report
 from ..noise import PairedNoise
+from .checks import expect_device, start_tokens
 from .settings import BlockSettings
-
-# FastAR refuses to run a diffusion head with at least this many weights on a CPU. The head of the largest ImageNet
-# model has less than half as many.
-LARGE_HEAD = 1_000_000_000
 
 
 class Inputs(NamedTuple):
@@ -37,16 +33,25 @@ class Inputs(NamedTuple):
 
 @dataclass(eq=False)
 class BlockCanvas(Canvas):
-    """The canvas of BitDance. A token is a vector of -1 and +1, or of zeros while it is undecided. Both branches of
-    guidance have identical values at the tokens that an edit fixes.
+    """The canvas of BitDance. A token is a vector of -1 and +1, or of zeros while it is undecided.
+
+    The canvas has two stores of tokens, and :meth:`decide_block` writes both. ``values`` has the tokens that the images
+    show, cell by cell. ``branch_tokens`` has the tokens that the transformer reads, in token order and in each branch
+    of guidance. For example, an image has the cells 0 to 3, and the token order is 0, 2, 1, 3. In block 0 (K is 2), the
+    null branch has sampled its own tokens, w and x::
+
+        values           a c b d    tokens of the cells 0, 1, 2, 3
+        branch_tokens    a b c d    conditional branch: tokens of the cells 0, 2, 1, 3
+                         w x c d    null branch
+
+    The null branch's own tokens are in no image, so ``values`` cannot replace ``branch_tokens``. The two branches have
+    identical values in all blocks whose guidance scale is not 1, and at the tokens that an edit fixes.
     """
 
     model: BlockModel
     noise: PairedNoise
     order: Tensor = field(kw_only=True)  # int64 [L] on the device: the cell of each token, in token order
-    # The tokens that the transformer reads, fp32 [R, L, C], in token order; 0 where undecided. ``values`` holds only
-    # the images' tokens. In blocks with guidance scale 1, the null branch has its own tokens.
-    branch_tokens: Tensor = field(kw_only=True)
+    branch_tokens: Tensor = field(kw_only=True)  # the tokens that the transformer reads, fp32 [R, L, C]
     block_size: int = field(init=False)  # K
     guided: bool = field(init=False)
     sampled_blocks: list[int] = field(init=False)  # indices of the blocks to sample, in whole or in part
@@ -105,11 +110,8 @@ class BlockCanvas(Canvas):
         mask = self.regenerated[:, self.order[self.span(block)], None]
         return mask.repeat(self.sampled_rows(block) // self.images, 1, 1)
 
-    def set_tokens(self, block: int, tokens: Tensor) -> Tensor:
-        """Store the new tokens of a block, [N, K, C], in :attr:`branch_tokens`. Fixed tokens stay unchanged.
-
-        Returns the block's tokens of the images, [B, K, C], including the fixed tokens.
-        """
+    def decide_block(self, block: int, tokens: Tensor) -> None:
+        """Decide a block: store its sampled tokens, [N, K, C]. Fixed tokens stay unchanged."""
         at = self.span(block)
         sampled = self.sampled_mask(block)
         if sampled is not None:
@@ -117,7 +119,7 @@ class BlockCanvas(Canvas):
 
         branches = len(self.branch_tokens) // len(tokens)
         self.branch_tokens[:, at] = tokens.repeat(branches, 1, 1)
-        return tokens[: self.images]
+        self.decide(self.order[at], tokens[: self.images], block)
 
     def to_latents(self, values: Tensor) -> Tensor:
         return values.unflatten(1, self.grid).permute(0, 3, 1, 2).contiguous()
@@ -194,60 +196,3 @@ def _inputs(model: BlockModel, condition: ClassOrPrompt, guided: bool, grid: tup
         ids = [*ids, *[model.null_prompt()] * len(ids)]
     prefix, lengths, first = model.prompt_rows(ids, grid)
     return Inputs(prefix, lengths, first)
-
-
-def start_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: torch.device) -> Tensor:
-    """The tokens of the image that an edit starts from, -1 or 1, fp32 [1 or B, L, C], in raster order.
-
-    Raises:
-        UserError: the latents have a wrong number of channels, or their size is not the size of the image to generate.
-    """
-    start = edit.start
-    channels = model.net.channels
-    if start.ndim != 4 or start.shape[1] != channels:
-        raise UserError(
-            f"latent_image: its shape is {list(start.shape)}, but {model.name} has latents of {channels} channels; "
-            "encode an image with VAE Encode and the vae of the model's loader."
-        )
-    if tuple(start.shape[2:]) != grid:
-        height, width = (side * model.stride for side in grid)
-        own_height, own_width = (side * model.stride for side in start.shape[2:])
-        remedy = f"encode an image of {width} x {height} with VAE Encode"
-        with suppress(UserError):
-            model.grid(own_height, own_width)  # raises for a size that the model does not generate
-            remedy = f"set width to {own_width} and height to {own_height}, or {remedy}"
-        raise UserError(
-            f"latent_image: this image has {own_width} x {own_height} pixels, but the image to generate has {width} x "
-            f"{height}; {remedy}."
-        )
-
-    bits = torch.where(start.to(device, torch.float32) > 0, 1.0, -1.0)
-    return bits.flatten(2).transpose(1, 2)
-
-
-def expect_edit(model: BlockModel, edit: Edit, settings: BlockSettings, images: int) -> None:
-    """Check an edit of ``images`` images, before a run loads anything.
-
-    Raises:
-        UserError: see :func:`start_tokens` and :meth:`.Edit.token_mask`.
-    """
-    grid = model.grid(settings.height, settings.width)
-    device = edit.start.device
-    start_tokens(model, edit, grid, device)
-    edit.token_mask(grid, images, device)
-
-
-def expect_device(model: BlockModel, device: torch.device, settings: BlockSettings) -> None:
-    """Raise a UserError if ``device`` is a CPU and the diffusion head is too large for a CPU, see LARGE_HEAD."""
-    weights = sum(weight.numel() for weight in model.net.denoiser.parameters())
-    if device.type != "cpu" or weights < LARGE_HEAD:
-        return
-
-    height, width = model.grid(settings.height, settings.width)
-    branches = 2 if settings.uses_guidance else 1
-    calls = settings.diffusion_steps + 1
-    work = 2 * weights * height * width * branches * calls
-    raise UserError(
-        f"model: the diffusion head of {model.name} alone needs about {work / 1e15:.1f} PFLOP per image, too much for "
-        "a CPU; use a GPU, or choose a BitDance-ImageNet model."
-    )

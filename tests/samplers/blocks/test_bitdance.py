@@ -11,6 +11,7 @@ from fastar_nodes.networks.bitdance import BlockModel, block_order
 from fastar_nodes.runs import batches
 from fastar_nodes.samplers.blocks import bitdance as module
 from fastar_nodes.samplers.blocks import canvas as canvases
+from fastar_nodes.samplers.blocks import checks
 from fastar_nodes.samplers.blocks.bitdance import bitdance, noise_in_order
 from fastar_nodes.samplers.blocks.diffusion import head_calls
 from fastar_nodes.samplers.blocks.settings import BlockSettings
@@ -346,10 +347,10 @@ def test_published_sizes():
 def test_a_large_model_is_refused_on_a_cpu(model, monkeypatch):
     """14B: a head of 1.76 billion weights, 4096 tokens, two branches and 51 evaluations are 1.5 PFLOP."""
     weights = sum(p.numel() for p in model.net.denoiser.parameters())
-    monkeypatch.setattr(canvases, "LARGE_HEAD", weights)
+    monkeypatch.setattr(checks, "LARGE_HEAD", weights)
     with pytest.raises(UserError, match="^model: .* diffusion head of tiny .* PFLOP"):
         draw(model)
-    monkeypatch.setattr(canvases, "LARGE_HEAD", weights + 1)
+    monkeypatch.setattr(checks, "LARGE_HEAD", weights + 1)
     draw(model)
     assert round(2 * 1_758_464_032 * 4096 * 2 * 51 / 1e15, 1) == 1.5
 
