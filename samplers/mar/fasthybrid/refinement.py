@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,33 +62,60 @@ class Guided(Refinement):
     draft with added noise.
     """
 
-    # Std of the noise that is added to the draft before the S steps; None if these steps start from noise alone.
-    sigma: Tensor | None = None
-
     def __init__(self, canvas: MARCanvas):
         settings = canvas.settings
         table, noise = all_guided_steps(canvas)
         weights = guidance_weights(settings.guidance_schedule, len(table))
+        beginning = beginning_of_guided(table, noise, weights, settings.temperature)
 
-        left_out = 0
-        last_left_out = last_step_with_full_weight(weights)
-        if last_left_out is not None:
-            left_out = last_left_out + 1
-            # The state after the last step that is left out is the draft plus this step's noise. When a step is
-            # run, the head chooses sigma from a range. Here sigma is the middle of this range, times the temperature.
-            self.sigma = table.columns().log_std_middle[last_left_out].exp() * settings.temperature
-            noise = noise._replace(start=noise.steps[last_left_out])
-        super().__init__(canvas, table, noise, left_out)
-        self.gamma = to_device(torch.tensor(weights[left_out:]), canvas.device)
+        super().__init__(canvas, table, noise._replace(start=beginning.noise), beginning.left_out)
+        self.sigma = beginning.sigma
+        self.gamma = to_device(torch.tensor(weights[beginning.left_out :]), canvas.device)
 
     def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
         return noise if self.sigma is None else drafts + self.sigma * noise
+
+
+class GuidedBeginning(NamedTuple):
+    """Where the guided steps begin, see :func:`beginning_of_guided`."""
+
+    left_out: int  # how many of the first steps are left out
+    noise: Tensor  # the noise in the states before the other steps, fp32 [B, L, c]
+    sigma: Tensor | None  # std of this noise around the draft; None if the states are this noise alone
+
+
+def beginning_of_guided(
+    table: StepTable, noise: StreamNoise, weights: Sequence[float], temperature: float
+) -> GuidedBeginning:
+    """Where the guided steps begin. ``weights``: gamma of each step.
+
+    A step with gamma 1 gives x' + sigma noise whatever the head predicts. So the last step with gamma 1 and all steps
+    before it are left out. The other steps begin with x' + sigma noise, with the noise and the sigma of the last step
+    that is left out. If no step has gamma 1, all steps run, and they begin with the noise for the first step.
+
+    In most schedules, only the first of all steps has gamma 1. In the schedule linear-up, only the last of all steps
+    has gamma 1. Then no step is run, and the result is the draft, because the last step adds no noise. If T_g is 1, the
+    only step has gamma 1 in all schedules except none, so the result is the draft too.
+    """
+    steps_with_full_weight = [k for k, weight in enumerate(weights) if weight == 1]
+    if not steps_with_full_weight:
+        return GuidedBeginning(left_out=0, noise=noise.start, sigma=None)
+
+    # When a step is run, the head chooses sigma from a range. Here sigma is the middle of this range, times the
+    # temperature.
+    last = steps_with_full_weight[-1]
+    sigma = table.columns().log_std_middle[last].exp() * temperature
+    return GuidedBeginning(left_out=last + 1, noise=noise.steps[last], sigma=sigma)
 
 
 class Renoised(Refinement):
     """The last S of T_g steps, without the mixing of :class:`Guided`. They start from the draft x' with added noise:
     x = sqrt(abar_t) x' + sqrt(1 - abar_t) noise. A diffusion that starts from pure noise has as much noise before these
     steps. t is the timestep of the first of the S steps, and abar_t is the product of all 1 - beta up to t.
+
+    ``diffusion_steps.py`` has the equation data = data_x x + data_per_prediction prediction. Here the data is the draft
+    x', and the prediction is the noise; data_x is 1 / sqrt(abar_t), and data_per_prediction is -sqrt(1 / abar_t - 1).
+    :meth:`start` solves this equation for the state x.
     """
 
     def __init__(self, canvas: MARCanvas):
@@ -98,16 +126,15 @@ class Renoised(Refinement):
         left_out = steps - int(round(steps * canvas.settings.denoise, 6))
         super().__init__(canvas, table, noise, left_out)
 
-        # data_x is 1 / sqrt(abar_t), and data_out is -sqrt(1 / abar_t - 1). If S is 0, there is no noise: abar_t is 1.
+        # If S is 0, there is no noise: abar_t is 1.
         self.data_x: Tensor | float = 1.0
-        self.data_out: Tensor | float = 0.0
+        self.data_per_prediction: Tensor | float = 0.0
         if left_out < steps:
             self.data_x = table.columns().data_x[left_out]
-            self.data_out = table.columns().data_per_prediction[left_out]
+            self.data_per_prediction = table.columns().data_per_prediction[left_out]
 
     def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
-        # From a state x and its noise, a diffusion step computes x' = data_x x + data_out noise. Solve this for x.
-        return (drafts - self.data_out * noise) / self.data_x
+        return (drafts - self.data_per_prediction * noise) / self.data_x
 
 
 class Unchanged(Refinement):
@@ -148,14 +175,3 @@ def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
         "none": lambda t: 0.0,
     }[schedule]
     return tuple(weight(t) for t in range(steps, 0, -1))
-
-
-def last_step_with_full_weight(weights: Sequence[float]) -> int | None:
-    """The index of the last step with gamma 1; None if no step has gamma 1. ``weights``: gamma of each step.
-
-    A step with gamma 1 gives x' + sigma noise whatever the head predicts. So this step and all steps before it need not
-    run. In most schedules, only the first of all steps has gamma 1. In the schedule linear-up, only the last of all
-    steps has gamma 1. Then no step is run, and the result is the draft, because the last step adds no noise. If T_g is
-    1, the only step has gamma 1 in all schedules except none, so the result is the draft too.
-    """
-    return max((k for k, weight in enumerate(weights) if weight == 1), default=None)
