@@ -1,12 +1,12 @@
-"""Settings of GtR and the plan that they produce: the order of the tokens, and how many tokens each AR step decides.
+"""Settings of GtR. Their methods make the plan: the order of the tokens, and how many tokens each AR step decides.
 
-``__init__.py`` describes the method, and ``samplers/settings.py`` explains the arguments of ``knob``.
+``__init__.py`` describes the method, ``stages.py`` computes the plan, and ``samplers/settings.py`` explains the
+arguments of ``knob``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +15,18 @@ from torch import Tensor
 from ....errors import UserError
 from ...settings import knob
 from ..settings import DiSASettings
-from .stages import PAPER, QUARTERS, in_stages, staged_after, stages_of_cells
+from .stages import (
+    PAPER,
+    QUARTERS,
+    expect_enough_tokens,
+    in_stages,
+    stage_count,
+    stage_sizes,
+    staged_after,
+    stages_of_cells,
+    steps_of_paper,
+    steps_of_quarters,
+)
 
 # In each call of ``knob``: first the default and the tooltip, then the range.
 # fmt: off
@@ -64,11 +75,6 @@ class GtRSettings(DiSASettings):
 
     # fmt: on
     @property
-    def stage_count(self) -> int:
-        """Number of stages, including the reconstruction."""
-        return 4 if self.stages == PAPER else 3
-
-    @property
     def stage_steps(self) -> tuple[int, ...]:
         """Number of AR steps of each stage, the reconstruction last.
 
@@ -77,7 +83,7 @@ class GtRSettings(DiSASettings):
         """
         last = self.reconstruction_steps
         before = self.steps - last
-        fewest = self.stage_count - 1
+        fewest = stage_count(self.stages) - 1
         if before < fewest:
             raise UserError(
                 f"reconstruction_steps: {last} is too many if steps is {self.steps}, because the stages before the "
@@ -86,36 +92,8 @@ class GtRSettings(DiSASettings):
             )
 
         if self.stages == QUARTERS:
-            first = self._share_of(self.steps, at_most=before - 1)
-            return first, before - first, last
-
-        first = self._share_of(before, at_most=before - 2)
-        second = self._share_of(before - first, at_most=before - first - 1)
-        return first, second, before - first - second, last
-
-    def _share_of(self, steps: int, at_most: int) -> int:
-        """``first_share`` of ``steps`` AR steps, rounded, at least 1 and at most ``at_most``."""
-        return min(max(1, round(self.first_share * steps)), at_most)
-
-    def stage_sizes(self, grid: int, regenerated: Tensor | None = None) -> tuple[int, ...]:
-        """Number of tokens of each stage, the reconstruction last.
-
-        ``grid``: number of tokens along one side of the image; ``regenerated``: see :meth:`MARBase.masked_after_steps`.
-
-        Raises:
-            UserError: in an edit, a stage does not have the same number of tokens in every image.
-        """
-        stages = stages_of_cells(grid, self.stages)
-        if regenerated is None:
-            return tuple(stages.bincount(minlength=self.stage_count).tolist())
-
-        sizes = [stages[cells].bincount(minlength=self.stage_count).tolist() for cells in regenerated.cpu()]
-        if any(image_sizes != sizes[0] for image_sizes in sizes):
-            raise UserError(
-                "mask: in one of GtR's stages, the masks of the batch cover different numbers of tokens; use one mask "
-                "for all images of the batch, or run the images separately."
-            )
-        return tuple(sizes[0])
+            return *steps_of_quarters(self.first_share, self.steps, before), last
+        return *steps_of_paper(self.first_share, before), last
 
     def orders(self, random_orders: Tensor) -> Tensor:
         orders = super().orders(random_orders)
@@ -138,28 +116,10 @@ class GtRSettings(DiSASettings):
             return super().masked_after_steps(tokens, regenerated)
 
         steps = self.stage_steps
-        sizes = self.stage_sizes(math.isqrt(tokens), regenerated)
+        sizes = stage_sizes(math.isqrt(tokens), self.stages, regenerated)
         if regenerated is None:
-            self._expect_enough_tokens(sizes, steps)
+            expect_enough_tokens(sizes, steps)
         return staged_after(sizes, steps)
-
-    def _expect_enough_tokens(self, sizes: Sequence[int], steps: Sequence[int]) -> None:
-        """Raise a UserError if a stage of a whole image has more AR steps than tokens.
-
-        ``sizes``, ``steps``: the number of tokens and of AR steps of each stage.
-        """
-        *before, (last_size, last_steps) = zip(sizes, steps, strict=True)
-        for name, (size, stage_step_count) in zip(("first", "second", "third"), before, strict=False):
-            if stage_step_count > size:
-                raise UserError(
-                    f"steps: GtR's {name} stage has {stage_step_count} AR steps for {size} tokens; reduce steps, or "
-                    "change first_share."
-                )
-        if last_steps > last_size:
-            raise UserError(
-                f"reconstruction_steps: GtR's last stage has {last_steps} AR steps for {last_size} tokens; reduce "
-                "reconstruction_steps."
-            )
 
     def reconstruction(self, tokens: int, regenerated: Tensor | None = None) -> int:
         """Number of AR steps of the reconstruction; arguments as for :meth:`masked_after_steps`. If an edit has fewer
@@ -168,7 +128,7 @@ class GtRSettings(DiSASettings):
         if not self.reconstruction_steps:
             return 0
 
-        *_, last = self.stage_sizes(math.isqrt(tokens), regenerated)
+        *_, last = stage_sizes(math.isqrt(tokens), self.stages, regenerated)
         return min(self.reconstruction_steps, last)
 
     @property

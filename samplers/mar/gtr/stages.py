@@ -1,4 +1,5 @@
-"""GtR's stages: which cells each stage decides, and how a stage divides its tokens among its AR steps.
+"""GtR's stages: which cells each stage decides, how many AR steps each stage has, and how a stage divides its tokens
+among its AR steps.
 
 Source: Yan et al. (ICLR 2026, arXiv 2510.17171); ``__init__.py`` describes the method. Shapes: B images of L = grid x
 grid cells. The stages are numbered from 0, and the last stage is the reconstruction.
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from ....errors import UserError
 
 # Values of the setting ``stages``. QUARTERS was our misreading of the paper; workflows that were saved before this
 # setting existed need it.
@@ -45,6 +48,90 @@ def stages_of_cells(grid: int, stages: str) -> Tensor:
     alternating = diagonal % 4 // 2  # 0 and 1 in turn on the even diagonals
     stage[in_even_row] = alternating[in_even_row]
     return stage if stages == PAPER else (stage - 1).clamp(min=0)
+
+
+def stage_count(stages: str) -> int:
+    """Number of stages, including the reconstruction. ``stages``: PAPER or QUARTERS."""
+    return 4 if stages == PAPER else 3
+
+
+# --- the AR steps of each stage
+
+
+def steps_of_paper(share: float, steps: int) -> tuple[int, int, int]:
+    """Divide ``steps`` AR steps, at least 3, among the three stages before the reconstruction, as in the paper.
+
+    The first stage takes ``share`` of all these AR steps, and the second stage takes ``share`` of the rest. For
+    example, 16 AR steps and a share of 0.75 give 12, 3 and 1.
+    """
+    first = _share_of(steps, share, at_most=steps - 2)
+    rest = steps - first
+    second = _share_of(rest, share, at_most=rest - 1)
+    return first, second, rest - second
+
+
+def steps_of_quarters(share: float, all_steps: int, steps: int) -> tuple[int, int]:
+    """Divide ``steps`` AR steps, at least 2, among the two stages before the reconstruction, with QUARTERS.
+
+    The first stage takes ``share`` of ``all_steps``, the number of AR steps including the reconstruction.
+    """
+    first = _share_of(all_steps, share, at_most=steps - 1)
+    return first, steps - first
+
+
+def _share_of(steps: int, share: float, at_most: int) -> int:
+    """``share`` of ``steps`` AR steps, rounded, at least 1 and at most ``at_most``."""
+    return min(max(1, round(share * steps)), at_most)
+
+
+# --- the tokens of each stage
+
+
+def stage_sizes(grid: int, stages: str, regenerated: Tensor | None = None) -> tuple[int, ...]:
+    """Number of tokens of each stage, the reconstruction last.
+
+    Args:
+        grid: number of tokens along one side of the image.
+        stages: PAPER or QUARTERS.
+        regenerated: in an edit, the tokens to decide, bool [B, L].
+
+    Raises:
+        UserError: in an edit, a stage does not have the same number of tokens in every image.
+    """
+    stage = stages_of_cells(grid, stages)
+    count = stage_count(stages)
+    if regenerated is None:
+        return tuple(stage.bincount(minlength=count).tolist())
+
+    sizes = [stage[cells].bincount(minlength=count).tolist() for cells in regenerated.cpu()]
+    if any(image_sizes != sizes[0] for image_sizes in sizes):
+        raise UserError(
+            "mask: in one of GtR's stages, the masks of the batch cover different numbers of tokens; use one mask "
+            "for all images of the batch, or run the images separately."
+        )
+    return tuple(sizes[0])
+
+
+def expect_enough_tokens(sizes: Sequence[int], steps: Sequence[int]) -> None:
+    """Raise a UserError if a stage of a whole image has more AR steps than tokens.
+
+    ``sizes``, ``steps``: the number of tokens and of AR steps of each stage.
+    """
+    *before, (last_size, last_steps) = zip(sizes, steps, strict=True)
+    for name, (size, stage_step_count) in zip(("first", "second", "third"), before, strict=False):
+        if stage_step_count > size:
+            raise UserError(
+                f"steps: GtR's {name} stage has {stage_step_count} AR steps for {size} tokens; reduce steps, or "
+                "change first_share."
+            )
+    if last_steps > last_size:
+        raise UserError(
+            f"reconstruction_steps: GtR's last stage has {last_steps} AR steps for {last_size} tokens; reduce "
+            "reconstruction_steps."
+        )
+
+
+# --- the plan
 
 
 def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
