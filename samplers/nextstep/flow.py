@@ -28,7 +28,6 @@ is therefore a step of ``diffusion_steps.py`` with x_1 as the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 from ..diffusion_steps import DiffusionStep, HeadCalls
@@ -59,11 +58,10 @@ def flow(solver: str, count: int, shift: float = 1.0) -> HeadCalls:
         unshifted = [i / count for i in range(count)]
     times = tuple(t / (shift - (shift - 1) * t) for t in unshifted)
 
-    make_step: Callable[[float, float], DiffusionStep]
-    if solver == CPS:
-        make_step = _cps
-    else:
-        make_step = _euler_maruyama(solver, times[-1])
+    def make_step(t: float, u: float) -> DiffusionStep:
+        if solver == CPS:
+            return _cps(t, u)
+        return _euler_maruyama(t, u, _squared_noise(solver, t, times[-1]))
 
     steps = [make_step(t, u) for t, u in zip(times[:-1], times[1:], strict=True)]
     if solver == EM:
@@ -73,24 +71,20 @@ def flow(solver: str, count: int, shift: float = 1.0) -> HeadCalls:
     return HeadCalls(times, (*steps, last))
 
 
-def _euler_maruyama(solver: str, last: float) -> Callable[[float, float], DiffusionStep]:
-    """A function that makes the step of em, em0, sde or ode from t to u. ``last``: time of the last call."""
+def _squared_noise(solver: str, t: float, last: float) -> float:
+    """g^2 at t for the solvers em, em0, sde and ode. ``last``: time of the last call."""
+    if solver == ODE:
+        return 0.0
+    if solver == SDE:
+        return NOISE_LEVEL**2 * (1 - t) / t if t else NOISE_LEVEL**2 / (1 - last)
+    return 2 * (1 - t)
 
-    def squared_noise(t: float) -> float:
-        """g^2 at t."""
-        if solver == ODE:
-            return 0.0
-        if solver == SDE:
-            return NOISE_LEVEL**2 * (1 - t) / t if t else NOISE_LEVEL**2 / (1 - last)
-        return 2 * (1 - t)
 
-    def make_step(t: float, u: float) -> DiffusionStep:
-        dt = u - t
-        g2 = squared_noise(t)
-        drift = g2 * dt / (2 * (1 - t))  # the term of the score, (g^2 / 2) s dt, is drift (t v - x_t)
-        return _step(t, x_factor=1 - drift, velocity_factor=dt + drift * t, std=math.sqrt(g2 * dt))
-
-    return make_step
+def _euler_maruyama(t: float, u: float, g2: float) -> DiffusionStep:
+    """The step of em, em0, sde or ode from t to u. ``g2``: g^2 at t."""
+    dt = u - t
+    drift = g2 * dt / (2 * (1 - t))  # the term of the score, (g^2 / 2) s dt, is drift (t v - x_t)
+    return _step(t, x_factor=1 - drift, velocity_factor=dt + drift * t, std=math.sqrt(g2 * dt))
 
 
 def _cps(t: float, u: float) -> DiffusionStep:
