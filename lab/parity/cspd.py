@@ -24,7 +24,7 @@ from ...samplers.mar.cspd.published import PUBLISHED_RULE, Published
 from ...samplers.mar.cspd.settings import CSpDSettings
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.tables import Respacing, respacing_at
-from ...samplers.mar.tokens import Tokens
+from ...samplers.mar.tokens import TokenIndex
 from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
@@ -107,10 +107,10 @@ class _RecordedRejectionNoise(RejectionNoise):
             self.which[image, position] = k
             at += len(image)
 
-    def acceptance(self, tokens: Tokens) -> Tensor:
+    def acceptance(self, tokens: TokenIndex) -> Tensor:
         return self.guesses[self.where[tokens.index]]
 
-    def proposals(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+    def proposals(self, tokens: TokenIndex, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         k = int(self.which[tokens.index][0])
         row = self.where[tokens.index] - sum(len(v.guess) for v in self.found[:k])
         # Beyond the recorded draws none may be kept.

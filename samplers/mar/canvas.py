@@ -30,7 +30,7 @@ from .conditions import read_condition
 from .order import Order, make_order
 from .settings import SAFE_FIRST_TIMESTEP, MARBase
 from .tables import Respacing, respacing
-from .tokens import Tokens
+from .tokens import TokenIndex
 
 
 class StartTimesteps(NamedTuple):
@@ -146,7 +146,7 @@ class MARCanvas(Canvas):
         count = len(respacing(streams[stream], self.timesteps.of_noise, self.model.max_beta))
         return stream_noise(self.noise, stream, count, c.tokens, c.channels, self.device)
 
-    def batch(self, table: StepTable, tokens: Tokens, z: Tensor, noise: StreamNoise) -> DiffusionBatch:
+    def batch(self, table: StepTable, tokens: TokenIndex, z: Tensor, noise: StreamNoise) -> DiffusionBatch:
         """A batch for the diffusion of N tokens, in their states before the first diffusion step of ``table``. Each
         token gets the guidance scale of the AR step that decides it.
 

@@ -33,7 +33,7 @@ from ..noise import CounterRNG, row_keys
 from ..speculation import Speculation
 from .canvas import MARCanvas
 from .settings import MARBase
-from .tokens import Tokens
+from .tokens import TokenIndex
 
 
 class HeadFactory:
@@ -120,7 +120,7 @@ class Diffusion:
 
     def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
         """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, C]. Returns fp32 [B, n, c]."""
-        tokens = Tokens.all(positions)
+        tokens = TokenIndex.all(positions)
         batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
         if self.speculation_window > 1:
             rng = CounterRNG(self.keys[tokens.index])

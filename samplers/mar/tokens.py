@@ -1,4 +1,4 @@
-"""The tokens of a diffusion, an argument of :meth:`.MARCanvas.batch`.
+"""Which tokens a diffusion samples, an argument of :meth:`.MARCanvas.batch`.
 
 Shapes: B images of L tokens. A position is the index of a token in its image, counted row by row.
 """
@@ -13,8 +13,9 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
-    """N tokens that are chosen from a batch of images. The number of chosen tokens may differ between the images.
+class TokenIndex:
+    """Where N tokens stand that are chosen from a batch of images. It holds no values of tokens. The number of chosen
+    tokens may differ between the images.
 
     In this example, a mask chooses three tokens from the positions of two images. Each line of ``positions`` and of
     ``mask`` is an image. The fields ``index`` (image and position) and ``column`` are on the right::
@@ -32,20 +33,20 @@ class Tokens:
     column: Tensor | None = None
 
     @staticmethod
-    def all(positions: Tensor) -> Tokens:
+    def all(positions: Tensor) -> TokenIndex:
         """All tokens at ``positions``, int64 [B, n], one image after another."""
         image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
-        return Tokens((image, positions.flatten()))
+        return TokenIndex((image, positions.flatten()))
 
     @staticmethod
-    def in_columns(columns: Tensor, positions: Tensor) -> Tokens:
+    def in_columns(columns: Tensor, positions: Tensor) -> TokenIndex:
         """The tokens in the ``columns``, int64 [B, m], of ``positions``, int64 [B, n], one image after another."""
         image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
         column = columns.flatten()
-        return Tokens((image, positions[image, column]), column)
+        return TokenIndex((image, positions[image, column]), column)
 
     @staticmethod
-    def step_by_step(positions: Sequence[Tensor]) -> Tokens:
+    def step_by_step(positions: Sequence[Tensor]) -> TokenIndex:
         """All tokens of several AR steps: one AR step after another, and within each AR step one image after another.
 
         ``positions``: int64 [B, n] for each AR step. The columns of the result refer to the positions of all these AR
@@ -55,9 +56,9 @@ class Tokens:
         columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
         columns_of_steps = columns.split([step_positions.shape[1] for step_positions in positions], 1)
 
-        image = torch.cat([Tokens.all(step_positions).index[0] for step_positions in positions])
+        image = torch.cat([TokenIndex.all(step_positions).index[0] for step_positions in positions])
         column = torch.cat([part.flatten() for part in columns_of_steps])
-        return Tokens((image, side_by_side[image, column]), column)
+        return TokenIndex((image, side_by_side[image, column]), column)
 
     def __len__(self) -> int:
         return len(self.index[0])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 from fastar_nodes.samplers.mar.cspd.densities import RejectionNoise
-from fastar_nodes.samplers.mar.tokens import Tokens
+from fastar_nodes.samplers.mar.tokens import TokenIndex
 from fastar_nodes.samplers.noise import row_keys
 from mar_reference import cosine_tables, diffuse, full_z, kernel, schedule
 from torch import Tensor
@@ -146,7 +146,7 @@ class Reference:
 
     def judge(self, position: int, q: Path, p: Path) -> bool:
         """Decide a token; whether its guess was accepted."""
-        token = Tokens((torch.tensor([0]), torch.tensor([position])))
+        token = TokenIndex((torch.tensor([0]), torch.tensor([position])))
         if math.log(float(self.rejection_noise.acceptance(token))) < min(0.0, log_ratio(q.token, p, q)):
             self.tokens[position] = q.token
             self.outcome[position] = ACCEPTED

@@ -12,7 +12,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd, published
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
-from fastar_nodes.samplers.mar.tokens import Tokens
+from fastar_nodes.samplers.mar.tokens import TokenIndex
 from safetensors import safe_open
 from torch import Tensor
 
@@ -49,10 +49,10 @@ class Record:
     def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         return self.recorded_steps.flip(2).transpose(1, 2)  # recorded with the lowest timestep first
 
-    def acceptance(self, tokens: Tokens) -> Tensor:
+    def acceptance(self, tokens: TokenIndex) -> Tensor:
         return self.guesses[tokens.index]
 
-    def proposals(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+    def proposals(self, tokens: TokenIndex, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         tries = torch.arange(first, first + count)[:, None]
         image, position = tokens.index
         normals, uniforms = (x[tries % len(x), image, position] for x in (self.normals, self.uniforms))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ....networks.torch_state import to_device
 from ...noise import CounterRNG
-from ..tokens import Tokens
+from ..tokens import TokenIndex
 
 # Largest number of proposals for a rejected token. The first 10 proposals are computed for every token, the later ones
 # only for rejected tokens that need them.
@@ -58,11 +58,11 @@ class RejectionNoise:
     def __init__(self, keys: Tensor):
         self.keys = keys
 
-    def acceptance(self, tokens: Tokens) -> Tensor:
+    def acceptance(self, tokens: TokenIndex) -> Tensor:
         """Uniform random numbers, fp32 [N], with which the ratios r of the drafts are compared."""
         return CounterRNG(self.keys[tokens.index]).uniform(_ACCEPTANCE)[:, 0]
 
-    def proposals(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+    def proposals(self, tokens: TokenIndex, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         """The random numbers of ``count`` proposals for each token, after ``first`` earlier proposals: standard normal
         numbers, fp32 [N, count, channels], and uniform numbers, fp32 [N, count].
         """
@@ -137,7 +137,7 @@ class VerifiedTokens(NamedTuple):
 
 
 def accept_or_resample(
-    drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: Tokens
+    drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: TokenIndex
 ) -> VerifiedTokens:
     """Verify the ``drafts`` of N tokens, fp32 [N, channels], and resample the rejected tokens.
 
@@ -166,7 +166,7 @@ def accept_or_resample(
     if len(missing):
         i = to_device(missing, drafts.device)
         image, position = tokens.index
-        some = Tokens((image[i], position[i]))
+        some = TokenIndex((image[i], position[i]))
         values[i], later_numbers = try_proposals(_LATER_TRIES, q.rows(i), p.rows(i), rule, noise, some)
         numbers[missing] = later_numbers.cpu()
 
@@ -178,7 +178,7 @@ def accept_or_resample(
 
 
 def try_proposals(
-    numbers: range, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: Tokens
+    numbers: range, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: TokenIndex
 ) -> tuple[Tensor, Tensor]:
     """Try the proposals with these ``numbers``, which count from 1, for each of N tokens.
 

@@ -19,7 +19,7 @@ from ...noise import StreamNoise
 from ...speculation import DraftedSteps
 from ..canvas import MARCanvas
 from ..diffusion import HeadFactory
-from ..tokens import Tokens
+from ..tokens import TokenIndex
 from ..transformer import Transformer
 from .densities import LastStep
 
@@ -142,7 +142,7 @@ class MARDrafter:
         """
         canvas = self.canvas
         positions = canvas.order.positions_from(step)
-        tokens = Tokens.all(positions)
+        tokens = TokenIndex.all(positions)
 
         with canvas.clock.phase("draft"):
             z = self.transformer(step, positions)

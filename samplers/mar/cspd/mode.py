@@ -21,7 +21,7 @@ from ...diffusion_steps import StepTable
 from ...engine import Verdict
 from ...noise import StreamNoise, row_keys
 from ..canvas import MARCanvas
-from ..tokens import Tokens
+from ..tokens import TokenIndex
 from ..transformer import Transformer
 from .draft import MARDrafter
 
@@ -30,7 +30,7 @@ class TargetBatch(NamedTuple):
     """A batch for the target's head: the tokens of several AR steps, one AR step after another."""
 
     batch: DiffusionBatch
-    tokens: Tokens
+    tokens: TokenIndex
     sizes: list[int]  # number of tokens in each AR step, for all images together
 
 
@@ -80,7 +80,7 @@ class Mode(ABC):
         step = ar_steps.start
         for zs in canvas.clock.timed("transformer", conditions):  # for each AR step of a pass, z [P, B, n, C]
             with canvas.clock.phase("head"):
-                tokens = Tokens.step_by_step([canvas.order.positions_from(step + i) for i in range(len(zs))])
+                tokens = TokenIndex.step_by_step([canvas.order.positions_from(step + i) for i in range(len(zs))])
                 batch = canvas.batch(self.table, tokens, torch.cat(zs, 2), self.noise)
             yield TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
             step += len(zs)

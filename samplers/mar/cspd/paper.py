@@ -39,7 +39,7 @@ from ....networks.torch_state import to_device
 from ...engine import Verdict
 from ...noise import StreamNoise
 from ..canvas import MARCanvas
-from ..tokens import Tokens
+from ..tokens import TokenIndex
 from ..transformer import Transformer
 from .densities import PAPER_RULE, RejectionNoise, accept_or_resample
 from .draft import MARDrafter, Paths, sample_paths, table_with_last_std
@@ -148,7 +148,7 @@ class Paper(Mode):
 
         with canvas.clock.phase("head"):
             # 1. Verify all drafts.
-            tokens = Tokens.all(positions)
+            tokens = TokenIndex.all(positions)
             q, p = draft.last_step(), target_paths.last_step()
             verified = accept_or_resample(draft.tokens, q, p, PAPER_RULE, self.rejection_noise, tokens)
 

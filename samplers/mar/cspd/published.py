@@ -25,7 +25,7 @@ from ....reports.record import DRAFTED
 from ...engine import Verdict
 from ...noise import StreamNoise
 from ..canvas import MARCanvas
-from ..tokens import Tokens
+from ..tokens import TokenIndex
 from ..transformer import Transformer
 from .densities import LastStep, RejectionNoise, Rule, accept_or_resample, joined_by_image
 from .draft import MARDrafter, sample_paths, table_with_last_std
@@ -76,7 +76,7 @@ class Published(Mode):
         canvas = self.canvas
         order = canvas.order
         positions = order.positions_from(first, last + 1 - first)
-        tokens = Tokens.all(positions)
+        tokens = TokenIndex.all(positions)
 
         # Sample the target's own paths for all tokens, given the tokens before the segment.
         with canvas.clock.phase("transformer"):

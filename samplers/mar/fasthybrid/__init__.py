@@ -100,7 +100,7 @@ def fasthybrid(
         # Decide the tokens of the advancing images' present AR steps. Their values are refined drafts, or samples of a
         # full diffusion.
         decided = pace.tokens_at(decision.decided)
-        values = drafts.values[decided.index_by_column]
+        values = drafts.newest[decided.index_by_column]
         when = to_device(pace.steps_of(decision.decided), z.device)
         outcome = to_device(drafts.outcome[decision.decided], z.device)
         canvas.decide(decided.index, values, when, outcome)
@@ -121,7 +121,7 @@ def held_together_by(transformer: Transformer, plain: Diffusion) -> str:
 def sample(
     decision: Decision, pace: Pace, z: Tensor, drafts: TokenDrafts, plain: Diffusion, refinement: Refinement
 ) -> None:
-    """Sample the tokens of a decision, and write them into ``drafts.values``. One loop over diffusion steps does both
+    """Sample the tokens of a decision, and write them into ``drafts.newest``. One loop over diffusion steps does both
     *lookahead* and *refine*.
 
     Args:
@@ -137,11 +137,11 @@ def sample(
     in_full = pace.tokens_at(decision.sampled_in_full)
     full_batch = plain.canvas.batch(plain.tables[decision.step], in_full, z, plain.noise)
     refined = pace.tokens_at(decision.refined)
-    refinement_batch = refinement.batch(refined, z, drafts.values[refined.index_by_column])
+    refinement_batch = refinement.batch(refined, z, drafts.newest[refined.index_by_column])
 
     # 2. Run both diffusions.
     samples, refined_values = plain.head.sample_both(full_batch, refinement_batch)
 
     # 3. Store every full sample as a draft. This includes tokens that are decided now and need no verification.
     drafts.store(decision.sampled_in_full, in_full, samples, full_batch.z[0])
-    drafts.values[refined.index_by_column] = refined_values
+    drafts.newest[refined.index_by_column] = refined_values

@@ -15,7 +15,7 @@ from torch import Tensor
 from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED, PLAIN, REDONE
 from ..canvas import MARCanvas
-from ..tokens import Tokens
+from ..tokens import TokenIndex
 from ..transformer import Snapshots, Transformer
 from .pace import Pace
 
@@ -40,7 +40,13 @@ class NewestConditions:
     def _run_pass(self, pace: Pace, images: Tensor) -> None:
         """Run a pass for the images with these indices, int64 [I], and store the z that it computes."""
         # The columns of ``pace.ahead`` for each image. A pass needs the same number of columns for all images, so an
-        # image with fewer columns gets neighbouring columns too.
+        # image with fewer columns gets neighbouring columns too. For example, with 10 tokens and images at three AR
+        # steps:
+        #
+        #     pace.ahead          columns of the pass
+        #       1 2 3 4 5           1 2 3 4 5 6 7
+        #           3 4 5 6 7 8 9       3 4 5 6 7 8 9
+        #                 6 7 8 9       3 4 5 6 7 8 9
         steps = pace.step_of_image[images]
         first = pace.firsts[steps]
         most = int((pace.ends[steps] - first).max())
@@ -59,7 +65,7 @@ class NewestConditions:
 
 
 class TokenDrafts:
-    """The drafts of all tokens, and which of them are accepted.
+    """The drafts of all tokens, and which of them are accepted. Refined drafts and full samples are stored here too.
 
     Args:
         canvas: the images.
@@ -71,9 +77,9 @@ class TokenDrafts:
         self.threshold = threshold
         self.report = canvas.report
 
-        # On the device: the draft x' of each token, fp32 [B, L, c], and z', from which the draft was sampled, fp32
-        # [B, L, C]. If the draft is accepted, the refined token later replaces x'.
-        self.values = torch.zeros_like(canvas.values)
+        # On the device: the newest value of each token, fp32 [B, L, c]: its draft x', later the token that the sampler
+        # decides, which is a refined draft or a full sample. And z', from which the draft was sampled, fp32 [B, L, C].
+        self.newest = torch.zeros_like(canvas.values)
         self.conditions = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
 
         # On the host: whether a token has a draft, bool [B, L]; whether this draft is accepted, bool [B, L]; and the
@@ -84,7 +90,7 @@ class TokenDrafts:
 
         self._similarities: list[Tensor] = []  # for each verification, cos(z', z) of n drafts, [n] on the device
 
-    def store(self, mask: Tensor, tokens: Tokens, x: Tensor, z: Tensor) -> None:
+    def store(self, mask: Tensor, tokens: TokenIndex, x: Tensor, z: Tensor) -> None:
         """Store drafts of N tokens.
 
         Args:
@@ -94,7 +100,7 @@ class TokenDrafts:
             z: the conditions z' from which the drafts were sampled, [N, C].
         """
         self.has_draft |= mask
-        self.values[tokens.index_by_column] = x
+        self.newest[tokens.index_by_column] = x
         self.conditions[tokens.index_by_column] = z.float()
 
     def verify(self, pace: Pace, z: Tensor) -> None:

@@ -1,8 +1,16 @@
 """The AR step of each image, and which tokens a pass of FastHybrid samples and decides.
 
 ``__init__.py`` explains the method. Shapes: B images of L tokens. Masks of images are bool [B, 1]. Masks of tokens are
-bool [B, L]; column i is for the i-th token in the order in which an image decides its tokens. All tensors of this file
-are on the host, except the result of :meth:`Pace.tokens_at`.
+bool [B, L]; column i is for the i-th token in the order in which an image decides its tokens. In this example, four AR
+steps decide 1, 2, 3 and 4 tokens, and a lookahead samples the tokens of two AR steps (k is 2). These are the masks
+:attr:`Pace.present` and :attr:`Pace.ahead` of an image whose present AR step is 1 (x is True)::
+
+    column     0   1 2   3 4 5   6 7 8 9
+    AR step    0   1 1   2 2 2   3 3 3 3
+    present    .   x x   . . .   . . . .
+    ahead      .   x x   x x x   . . . .
+
+All tensors of this file are on the host, except the result of :meth:`Pace.tokens_at`.
 """
 
 from __future__ import annotations
@@ -14,7 +22,7 @@ from torch import Tensor
 
 from ....networks.torch_state import to_device
 from ..canvas import MARCanvas
-from ..tokens import Tokens
+from ..tokens import TokenIndex
 
 
 class Pace:
@@ -58,11 +66,11 @@ class Pace:
         self.present = begun & (column < self.firsts[(self.step_of_image + 1).clamp(max=steps)])
         self.ahead = begun & (column < self.ends[self.step_of_image])
 
-    def tokens_at(self, mask: Tensor) -> Tokens:
+    def tokens_at(self, mask: Tensor) -> TokenIndex:
         """The N tokens in ``mask``, on the device, one image after another. Their columns are those of the mask."""
         positions = self.order.decision_order
         image, column = to_device(mask.nonzero().T, positions.device)
-        return Tokens((image, positions[image, column]), column)
+        return TokenIndex((image, positions[image, column]), column)
 
     def steps_of(self, mask: Tensor) -> Tensor:
         """For each of the N tokens in ``mask``, the present AR step of its image: int32 [N], in the order of

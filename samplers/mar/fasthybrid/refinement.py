@@ -20,7 +20,7 @@ from ...chain import DiffusionBatch, MeanAdjustment
 from ...diffusion_steps import StepTable, noise_for_steps
 from ...noise import StreamNoise
 from ..canvas import MARCanvas
-from ..tokens import Tokens
+from ..tokens import TokenIndex
 
 
 class Refinement(ABC):
@@ -47,7 +47,7 @@ class Refinement(ABC):
         The result and both arguments are fp32 [N, c].
         """
 
-    def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
+    def batch(self, tokens: TokenIndex, z: Tensor, drafts: Tensor) -> DiffusionBatch:
         """A batch of N tokens with accepted drafts, for S diffusion steps.
 
         ``tokens``, ``z``: see :meth:`.MARCanvas.batch`; ``drafts``: the drafts x' of the tokens, fp32 [N, c].

@@ -34,7 +34,7 @@ from ...engine import Sampler, run_passes
 from ...noise import PairedNoise
 from ..canvas import MARCanvas, mar_canvas
 from ..diffusion import Diffusion, HeadFactory, annealed_tables
-from ..tokens import Tokens
+from ..tokens import TokenIndex
 from ..transformer import FullTransformer, Transformer
 from .settings import GtRSettings
 
@@ -91,8 +91,8 @@ class FrequencyWeighted(Diffusion):
 
         # 2. A batch of the tokens with the most detail, and a batch of all other tokens. The second batch has fewer
         # diffusion steps.
-        detailed = Tokens.in_columns(columns[:, :count], positions)
-        others = Tokens.in_columns(columns[:, count:], positions)
+        detailed = TokenIndex.in_columns(columns[:, :count], positions)
+        others = TokenIndex.in_columns(columns[:, count:], positions)
         batch_of_detailed = canvas.batch(longest, detailed, z, self.noise)
         batch_of_others = canvas.batch(table_of_step, others, z, self.noise)
 

@@ -28,7 +28,7 @@ from fastar_nodes.samplers.mar.cspd.densities import (
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.mar.tokens import Tokens
+from fastar_nodes.samplers.mar.tokens import TokenIndex
 from fastar_nodes.samplers.mar.transformer import FullTransformer, Transformer
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_models import tiny_mar
@@ -197,7 +197,9 @@ def judged(rest: float, rule: Rule = PAPER_RULE, seed: int = 3) -> tuple[Tensor,
     keys = torch.randint(-(2**62), 2**62, (1, DRAWS), generator=g)
     position = torch.arange(DRAWS)
     q, p = (LastStep(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
-    found = accept_or_resample(drafts, q, p, rule, RejectionNoise(keys), Tokens((torch.zeros_like(position), position)))
+    found = accept_or_resample(
+        drafts, q, p, rule, RejectionNoise(keys), TokenIndex((torch.zeros_like(position), position))
+    )
     assert bool(found.has_value.all())
     return found.values[:, 0].double(), float(found.accepted.double().mean())
 
