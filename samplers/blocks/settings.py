@@ -10,7 +10,6 @@ from ..annealing import Annealed
 from ..settings import knob, speculation_knob
 
 # In each field: first the default and the tooltip, then the range.
-# fmt: off
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,7 @@ class BlockSettings(Annealed):
         "steps": "the size of the image sets the number of blocks of a BitDance; set diffusion_steps instead",
     }
 
+    # fmt: off
     diffusion_steps: int = knob(50, "Denoising steps for every block; more is slower and cleaner. Usual: 50 for "
         "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.",
         low=1, high=1000, step=1,
@@ -53,6 +53,7 @@ class BlockSettings(Annealed):
     speculation: int = speculation_knob("8 on a GPU; at 0 or 1, nothing is drafted",
         more="With a higher number, the diffusion head runs less often, but computes more at once, which may be "
             "slower on a CPU with many images. With more *diffusion_steps*, a larger share of the drafts is accepted.")
+    # fmt: on
 
     @property
     def uses_guidance(self) -> bool:

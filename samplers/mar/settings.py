@@ -23,7 +23,6 @@ FEW_STEPS = 30
 SAFE_FIRST_TIMESTEP = 950
 
 # In each call of ``knob``: first the default and the tooltip, then the range.
-# fmt: off
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class MARBase(HeadGuarantees):
 
     fewest_steps: ClassVar[int] = 1  # fewest AR steps that are valid with the defaults of all other settings
 
+    # fmt: off
     steps: int = knob(64, "Number of AR steps (the steps in which the tokens of the image are decided); more is slower "
         "and finer. Usual: 64 for full-size models, 16 to 64 for the demo.",
         low=1, high=4096, step=1)
@@ -56,6 +56,7 @@ class MARBase(HeadGuarantees):
         "Usual: the model's own value, which is 999 for official models and 950 for the demo; 950 prevents coloured "
         "squares if you use few diffusion steps or half precision.",
         low=1, high=999, step=1, full_size_value=999, advanced=True)
+    # fmt: on
 
     # Samplers use the following methods and properties. A subclass overrides a method or property if its settings
     # change the result.
@@ -121,11 +122,13 @@ class DiSASettings(Annealed, MARBase):
 
     removed: ClassVar[Mapping[str, Removed]] = {"diffusion_steps_curve": Removed("linear")}
 
+    # fmt: off
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last tokens, which need fewer steps than "
         "the first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; at the value of "
         "diffusion_steps, DiSA is off.",
         low=1, high=1000, step=1, full_size_value=100, same_as="diffusion_steps", advanced=True,
         more="If this is below 30, set *t_max* to 950 or less, as the code of DiSA's authors does.")
+    # fmt: on
 
     @property
     def limits_first_timestep(self) -> bool:
@@ -147,9 +150,11 @@ class SpeculationSettings(MARBase):
     The settings of samplers with speculation inherit from this class.
     """
 
+    # fmt: off
     speculation: int = speculation_knob("8 on a GPU; at 0 or 1, nothing is drafted",
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
             "a CPU.")
+    # fmt: on
 
     @property
     def speculation_window(self) -> int:

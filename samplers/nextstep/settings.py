@@ -15,7 +15,6 @@ FALLING = "falling"
 RISING = "rising"
 
 # In each field: first the default and the tooltip, then the range.
-# fmt: off
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class NextStepSettings(Annealed):
         "steps": "the size of the image sets the number of AR steps of a NextStep; set diffusion_steps instead",
     }
 
+    # fmt: off
     diffusion_steps: int = knob(28, "Calls of the flow-matching head for every token; more is slower and cleaner. "
         "Usual: 28 for NextStep-1.1, 50 for NextStep-1.", low=1, high=1000, step=1)
     cfg: float = knob(7.5, "How closely the image follows the prompt; higher is more typical and less varied. Usual: "
@@ -74,6 +74,7 @@ class NextStepSettings(Annealed):
         more="Guidance multiplies the differences between drafts and predictions, so few drafts are accepted at "
             "*cfg* 7.5. With *speculation* 1, nothing is drafted, as with 0. With *solver* *ode*, which adds no "
             "noise, *speculation* has no effect.")
+    # fmt: on
 
     @property
     def uses_guidance(self) -> bool:

@@ -11,7 +11,6 @@ from ...settings import Removed, knob
 from ..settings import MARBase, steps_at_once
 
 # Each call of ``knob`` has the default and the tooltip first, then the range.
-# fmt: off
 
 
 @dataclass(frozen=True)
@@ -20,6 +19,7 @@ class CSpDSettings(MARBase):
 
     removed: ClassVar[Mapping[str, Removed]] = {"inner_temperature": Removed(42.0)}
 
+    # fmt: off
     draft_length: int = knob(8, "Number of AR steps that are drafted before the target verifies the drafts; with a "
         "higher number, the target runs less often, but more drafts are rejected. Usual: a sixteenth to an eighth of "
         "the AR steps.",
@@ -46,6 +46,7 @@ class CSpDSettings(MARBase):
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower "
             "on a CPU. The other modes refuse any value above 1.")
+    # fmt: on
 
     @property
     def speculation_window(self) -> int:

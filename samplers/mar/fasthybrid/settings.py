@@ -11,7 +11,6 @@ from ...settings import Removed, knob
 from ..settings import DiSASettings
 
 # Each call of ``knob`` has the default and the tooltip first, then the range.
-# fmt: off
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,7 @@ class FastHybridSettings(DiSASettings):
         "align_lookaheads": Removed(False, "the images of a batch advance independently, in fewer head calls"),
     }
 
+    # fmt: off
     lookahead: int = knob(8, "Draft the tokens of this many AR steps together; more is faster, but fewer drafts are "
         "accepted. Usual: 7 to 9 for 64 AR steps; at 0 or 1, nothing is drafted.",
         low=0, high=256, step=1, symbol="k",
@@ -57,6 +57,7 @@ class FastHybridSettings(DiSASettings):
         "Usual: 0.9, as in the paper.",
         low=0.0, high=1.0, step=0.01, advanced=True,
         more="The paper's comparison uses 15 guided steps for *renoise*.")
+    # fmt: on
 
     def streams(self) -> dict[str, int]:
         guided = {"guided": self.guided_steps} if self.lookahead > 1 else {}

@@ -29,7 +29,6 @@ from .stages import (
 )
 
 # In each call of ``knob``: first the default and the tooltip, then the range.
-# fmt: off
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class GtRSettings(DiSASettings):
     fewest_steps: ClassVar[int] = 4
     different_image: ClassVar[bool] = True  # because the order of the tokens is different
 
+    # fmt: off
     steps: int = knob(17, "Number of AR steps (the steps in which the tokens of the image are decided), including "
         "reconstruction_steps; more is slower and finer. Usual: 17 for 256 tokens, as in the paper, and 6 to 9 for the "
         "demo.",
@@ -72,8 +72,8 @@ class GtRSettings(DiSASettings):
         choices=(PAPER, QUARTERS), advanced=True,
         more="*quarters* was our misreading of the paper. *quarters* needs about twice as many AR steps as *paper*: 32 "
             "AR steps for 256 tokens.")
-
     # fmt: on
+
     @property
     def stage_steps(self) -> tuple[int, ...]:
         """Number of AR steps of each stage, the reconstruction last.

@@ -19,7 +19,6 @@ from ..settings import DiSASettings, MARBase, SpeculationSettings
 HEAD_PERIOD = 7
 
 # In each call of ``knob``: first the default and the tooltip, then the range.
-# fmt: off
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class CacheSettings(HeadGuarantees):
     # In a class of ``combinations.py``: the class of the sampler's own settings. Otherwise None.
     sampler_settings: ClassVar[type[MARBase] | None] = None
 
+    # fmt: off
     refresh_period: int = knob(9, "Number of AR steps from one full computation to the next; a higher number is faster "
         "and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, nothing is cached.",
         low=1, high=4096, step=1, symbol="tau", unit="AR steps")
@@ -86,8 +86,8 @@ class CacheSettings(HeadGuarantees):
         advanced=True,
         more="The cache holds the keys and values of the encoder's attention layers and, for Harmon and UniPic, also "
             "the keys and values of the language model. The paper does not mention this cache.")
-
     # fmt: on
+
     @property
     def approximates(self) -> bool:
         caches = self.condition_cache or self.token_cache or self.head_cache or self.encoder_cache

@@ -197,9 +197,8 @@ def judged(rest: float, rule: Rule = PAPER_RULE, seed: int = 3) -> tuple[Tensor,
     keys = torch.randint(-(2**62), 2**62, (1, DRAWS), generator=g)
     position = torch.arange(DRAWS)
     q, p = (LastStep(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
-    found = accept_or_resample(
-        drafts, q, p, rule, RejectionNoise(keys), TokenIndex((torch.zeros_like(position), position))
-    )
+    tokens = TokenIndex((torch.zeros_like(position), position))
+    found = accept_or_resample(drafts, q, p, rule, RejectionNoise(keys), tokens)
     assert bool(found.has_value.all())
     return found.values[:, 0].double(), float(found.accepted.double().mean())
 
