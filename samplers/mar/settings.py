@@ -1,6 +1,22 @@
 """Settings of the MAR sampler, and the settings that the other MAR samplers share with it.
 
-``samplers/settings.py`` explains the arguments of ``knob``, which describe a setting.
+``samplers/settings.py`` explains the arguments of ``knob``, which describe a setting. Samplers read the settings, and
+also methods and properties of :class:`MARBase` and :class:`.Guarantees`. These classes override them:
+
+======================  ======================================================================
+method or property      classes that override it
+======================  ======================================================================
+streams                 FastHybridSettings, CSpDSettings
+speculation_window      SpeculationSettings, CSpDSettings
+limits_first_timestep   DiSASettings
+orders                  GtRSettings
+masked_after_steps      GtRSettings
+ar_steps_per_head_call  FastHybridSettings, CSpDSettings
+ar_steps_per_pass       CSpDSettings
+approximates            Annealed, GtRSettings, FastHybridSettings, CSpDSettings, CacheSettings
+samples_differently     SpeculationSettings, CSpDSettings
+no_gain                 FastHybridSettings, CSpDSettings, CacheSettings
+======================  ======================================================================
 """
 
 from __future__ import annotations

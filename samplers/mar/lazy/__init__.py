@@ -48,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -116,17 +116,15 @@ def with_caches(sampler: Callable[..., Sampler], *transformer_arguments: str) ->
     return run
 
 
-def check(model: MARModel, settings: LazyMARSettings) -> None:
-    """Check the settings of :func:`lazymar` against a model; see :func:`check_with_caches`."""
-    check_with_caches(model, settings, caches=settings)
-
-
-def check_with_caches(model: MARModel, settings: MARBase, caches: CacheSettings) -> None:
+def check(model: MARModel, settings: MARBase, caches: CacheSettings | None = None) -> None:
     """Check the settings of a sampler and of its caches against a model, before anything is loaded or computed.
-    ``settings`` and ``caches`` may be the same object if its class has the fields of both.
+
+    ``caches``: the settings of the caches; None if the class of ``settings`` also has their fields.
 
     Raises:
         UserError: see :func:`samplers.mar.mar.check`; also if speculation is combined with the cache of the head.
     """
+    if caches is None:
+        caches = cast(CacheSettings, settings)
     check_mar(model, settings)
     expect_full_head(settings, head_period(caches, settings.diffusion_steps) == 1)
