@@ -55,8 +55,7 @@ class MARCanvas(Canvas):
     conditioning: Conditioning = field(kw_only=True)  # the condition as the network reads it
     # The latents of the image to edit, fp32 [1 or B, C, H, W]; None without an edit.
     edit_latents: Tensor | None = field(default=None, kw_only=True)
-
-    timesteps: StartTimesteps = field(kw_only=True)
+    timesteps: StartTimesteps = field(kw_only=True)  # where the diffusions start
 
     guided: bool = field(init=False)  # whether guidance is on, so there is a null branch
 

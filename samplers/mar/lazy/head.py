@@ -237,8 +237,8 @@ class HeadCache(NamedTuple):
     guided_bias: Tensor  # the last layer's bias plus what guidance adds to the output, fp32 [N, 2 c]
 
 
-# Each of the next three functions calls the head with the function of the same kind below, and takes the step with its
-# output by :func:`...chain.advance`.
+# Each of the three functions take_..._step calls the head (evaluate_full, evaluate_edge or evaluate_reused), and then
+# takes the diffusion step with the head's output (:func:`...chain.advance`).
 
 
 @recorded
@@ -317,7 +317,7 @@ def evaluate_full(
 
     # 3. What guidance adds to the noise. It does not change the variance logits, the last c channels.
     if branches == 1:
-        guided_bias = last.bias.float().repeat(n, 1)
+        guided_bias = last.bias.repeat(n, 1)
     else:
         guidance = (inputs.cfg - 1) * (out[:n] - out[n:])[:, : head.channels]
         guided_bias = last.bias + F.pad(guidance, (0, head.channels))
