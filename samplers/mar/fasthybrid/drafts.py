@@ -40,8 +40,8 @@ class NewestConditions:
     def _run_pass(self, pace: Pace, images: Tensor) -> None:
         """Run a pass for the images with these indices, int64 [I], and store the z that it computes."""
         # The columns of ``pace.ahead`` for each image. A pass needs the same number of columns for all images, so an
-        # image with fewer columns gets neighbouring columns too. For example, with 10 tokens and images at three AR
-        # steps:
+        # image with fewer columns gets neighbouring columns too. For example, with the AR steps of the example in
+        # ``pace.py``, and images at the AR steps 1, 2 and 3:
         #
         #     pace.ahead          columns of the pass
         #       1 2 3 4 5           1 2 3 4 5 6 7
