@@ -34,7 +34,7 @@ import torch
 
 from ...networks.llama import is_16_bit
 from ...networks.torch_state import to_device
-from ...reports.record import ACCEPTED, dtype_of
+from ...reports.record import dtype_of
 from ..engine import Sampler
 from .cache_slots import window_slots
 from .canvas import TokenCanvas
@@ -77,24 +77,34 @@ def decode_in_windows(
         canvas.decide(first, draw(0, first, hidden.expand(-1, len(first), -1)), 0)
     yield from canvas.yield_step(len(first))
 
-    # 2. The other passes, in windows.
-    sampled = 0
-    for call in jacobi_calls(canvas, transformer, draw, schedule, width):
-        sampled += call.sampled
+    # 2. The other passes, in windows. If all calls must have one shape, nothing may leave the batch.
+    has_one_shape = transformer.padded_to > 0
+    may_leave = MayLeave(images=not has_one_shape, null_branch=not has_one_shape)
+    accepted = 0
+    rejected = 0
+    for call in jacobi_calls(canvas, transformer, draw, schedule, width, may_leave):
+        accepted += call.accepted
+        rejected += call.rejected
         yield from canvas.yield_step(int(table.cell_start[call.certain]))
 
-    # 3. Each cell that the windows decided took its token from exactly one sample. All other samples were rejected.
-    cells_in_windows = canvas.images * (canvas.cells - len(first))
-    accepted = int((canvas.outcome == ACCEPTED).sum().cpu().numpy())
-    canvas.report.add(accepted=accepted, rejected=sampled - cells_in_windows)
+    canvas.report.add(accepted=accepted, rejected=rejected)
     return canvas.finish()
+
+
+class MayLeave(NamedTuple):
+    """What may leave the batch when no later call needs it. Later calls then have fewer batch rows."""
+
+    images: bool  # an image leaves the batch and the cache when it is finished
+    null_branch: bool  # the null branch of guidance is not fed any more when all guided passes are certain
 
 
 class JacobiCall(NamedTuple):
     """The progress that one call of the transformer made."""
 
     certain: int  # number of passes that are certain in all images after the call
-    sampled: int  # number of cells that the call sampled in all images together
+    # Numbers of cells in all images together, see Window.counts:
+    accepted: int
+    rejected: int
 
 
 def jacobi_calls(
@@ -103,7 +113,7 @@ def jacobi_calls(
     draw: TokenDraw,
     schedule: Schedule,
     width: int,
-    images_may_leave: bool = True,
+    may_leave: MayLeave,
 ) -> Iterator[JacobiCall]:
     """Decide the cells of all passes after the first one, by Jacobi iteration. Yields a :class:`JacobiCall` after every
     call of the transformer.
@@ -114,23 +124,15 @@ def jacobi_calls(
         draw: samples the tokens of all images.
         schedule: its first pass has already run.
         width: W, the number of passes in a window.
-        images_may_leave: whether finished images leave the batch and the cache. If all calls must have one shape, all
-            images stay.
+        may_leave: what may leave the batch.
     """
     passes = len(schedule.passes)
     device_table = DeviceTable(schedule, window_slots(schedule), transformer.cache.prefix, canvas.device)
-
-    # If all calls must have one shape, all images stay to the end. The null branch, in which guidance runs the
-    # transformer without the condition, then stays too.
-    has_one_shape = transformer.padded_to > 0
-    guiding = WindowGuidance(schedule_table(schedule), draw.guided_by_pass, to_the_end=has_one_shape)
-    images_may_leave = images_may_leave and not has_one_shape
-
+    guiding = WindowGuidance(draw.guided_by_pass, may_leave.null_branch)
     window = Window(canvas, schedule, width)
     call = 0
     while window.certain < passes:
         call += 1
-        sampled = window.size
 
         # 1. Find out whether the call feeds the null branch, and to which cells guidance is applied.
         reads_null = guiding.reads_null(window)
@@ -145,10 +147,11 @@ def jacobi_calls(
 
         # 3. Sample the tokens of the W passes. The noise of a cell is the same in every call.
         with canvas.clock.phase(canvas.phases[1]):
-            new = draw.tokens(hidden, guidance, window.cells, window.tokens)
+            new = draw.tokens(hidden, guidance, window.cell_on_device, window.tokens)
 
         # 4. The first pass whose new tokens differ from the guesses is certain, and so are all passes before it.
         new_start = window.first_uncertain(new)
+        accepted, rejected = window.counts(new_start)
         canvas.decide(*window.verdict(new, new_start, call))
 
         # 5. Move the windows. New tokens that are not certain are guesses in the next call.
@@ -156,11 +159,11 @@ def jacobi_calls(
 
         # 6. Remove finished images from the batch.
         remaining = np.flatnonzero(window.start < passes)
-        if images_may_leave and 0 < len(remaining) < len(window.active):
+        if may_leave.images and 0 < len(remaining) < len(window.active):
             transformer.keep(to_device(remaining, canvas.device), len(window.active))
             draw = draw.for_images(remaining)
             window.keep(remaining)
-        yield JacobiCall(window.certain, sampled)
+        yield JacobiCall(window.certain, accepted, rejected)
 
 
 def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:

@@ -7,6 +7,7 @@ each; W passes in a window.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,36 @@ from .schedule import Schedule
 from .schedule_table import ScheduleTable, schedule_table
 
 
+class WindowCells(NamedTuple):
+    """The cells that several successive passes decide, in the order of the passes. Each image has its own passes.
+
+    The arrays are on the host. Each row is an image, and each column is one of its cells. n is the largest number of
+    cells of an image. In an image with fewer cells, padding follows the cells. A finished image has padding only.
+    """
+
+    cell: np.ndarray  # the cell, int64 [A, n]; L for padding
+    in_pass: np.ndarray  # the pass that decides the cell, int64 [A, n]; for padding, the number of all passes
+    # The row that predicts the cell, int64 [A, n]. It is counted from the first fed row of the image's passes; 0 for
+    # padding.
+    predicted_by: np.ndarray
+    count: np.ndarray  # number of cells of each image, int64 [A]
+
+
+def cells_of_passes(table: ScheduleTable, begin: np.ndarray, end: np.ndarray) -> WindowCells:
+    """The cells that the passes from ``begin`` to ``end`` - 1 decide. ``begin``, ``end``: a pass of each image, int64
+    [A].
+    """
+    padding = len(table.cells) - 1
+    index = _ranges(table.cell_start[begin], table.cell_start[end], padding)  # in the cell arrays of the table
+    first_row = table.row_start[begin][:, None]
+    return WindowCells(
+        cell=table.cells[index],
+        in_pass=table.cell_pass[index],
+        predicted_by=np.where(index == padding, 0, table.cell_row[index] - first_row),
+        count=table.cell_start[end] - table.cell_start[begin],
+    )
+
+
 class Window:
     """The tokens of the A active images, and for each image the W passes (fewer at the end) that the next call
     computes::
@@ -37,6 +68,9 @@ class Window:
       certain.
     - The next call does not read the tokens of the passes from ``stop`` on.
 
+    An image is *finished* when all its passes are certain. If it stays in the batch, its window has no passes: both
+    ``start`` and ``stop`` are the number of all passes.
+
     Only :meth:`move` moves windows and changes the tokens in them. The numbers ``start`` and ``stop`` are on the host,
     and the tokens are on the device.
 
@@ -45,10 +79,8 @@ class Window:
         tokens: the tokens of the active images, int64 [A, L + 1], arranged as in :class:`.TokenCanvas`.
         start: for each image, the first pass that is not certain, int64 [A].
         stop: for each image, the first pass after its window, int64 [A].
-        entries: for each cell of a window, its index in the cell arrays of :class:`.ScheduleTable`, int64 [A, n]. The
-            cells are in the order of their passes. n is the number of cells in the largest window. For images with
-            fewer cells, padding follows.
-        cells: the same cells as numbers in raster order, int64 [A, n] on the device.
+        cells: the cells of the windows, see :class:`WindowCells`.
+        cell_on_device: ``cells.cell``, int64 [A, n] on the device.
     """
 
     def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
@@ -61,45 +93,33 @@ class Window:
         # The first guesses are copies of the newest token. If the first pass decides no cell, as in the later blocks of
         # MuLo-SD, the newest token is the token of the last known cell.
         decided = schedule.passes[0].cells or range(schedule.known)
-        _fill_with_newest(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
+        _fill_with_newest(self.tokens, self.cell_on_device, self.tokens[:, decided[-1], None].clone())
 
     def _set_start(self, new_start: np.ndarray) -> None:
-        """Set ``start`` to ``new_start``, int64 [A], and set ``stop``, ``entries`` and ``cells`` to match."""
-        table = self.table
+        """Set ``start`` to ``new_start``, int64 [A], and set ``stop`` and the cells to match."""
         self.start = new_start
-        self.stop = np.minimum(new_start + self.width, table.passes)
-        self.entries = self._entries(self.start, self.stop)
-        self.cells = to_device(table.cells[self.entries], self.tokens.device)
-
-    def _entries(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """The entries (see :class:`Window`) of all cells that the passes from ``begin`` to ``end`` - 1 decide, int64
-        [A, n]. ``begin``, ``end``: int64 [A].
-        """
-        table = self.table
-        return _ranges(table.cell_start[begin], table.cell_start[end], padding=len(table.cells) - 1)
+        self.stop = np.minimum(new_start + self.width, self.table.passes)
+        self.cells = cells_of_passes(self.table, self.start, self.stop)
+        self.cell_on_device = to_device(self.cells.cell, self.tokens.device)
 
     @property
     def certain(self) -> int:
         """Number of passes that are certain in all images."""
         return int(self.start.min())
 
-    @property
-    def size(self) -> int:
-        """Number of cells that the next call samples in all images together."""
-        return int((self.table.cell_start[self.stop] - self.table.cell_start[self.start]).sum())
-
     def fed_rows(self, device_table: DeviceTable) -> tuple[FedRows, Tensor]:
         """The fed rows of the next call, and for each cell, the index of the row that predicts it, int64 [A, n]."""
         table = self.table
+        device = self.tokens.device
         index = _ranges(table.row_start[self.start], table.row_start[self.stop], padding=len(table.fed_cell) - 1)
-        end = max(int(device_table.slots.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
+
+        # The rows attend to slots below ``end``. A finished image has no passes, so its ends are an empty slice.
+        ends_of_images = [device_table.slots.end[a:b] for a, b in zip(self.start, self.stop, strict=True)]
+        end = int(np.concatenate(ends_of_images).max())
 
         # For a single image, the index has one dimension, because writing the cache is then faster.
-        index_on_device = to_device(index[0] if len(index) == 1 else index, self.tokens.device)
-
-        predicted_by = table.cell_row[self.entries] - table.row_start[self.start][:, None]
-        predicted_by = predicted_by.clip(min=0)  # padding is negative
-        return device_table.rows_at(index_on_device, end), to_device(predicted_by, self.tokens.device)
+        index_on_device = to_device(index[0] if len(index) == 1 else index, device)
+        return device_table.rows_at(index_on_device, end), to_device(self.cells.predicted_by, device)
 
     def first_uncertain(self, new: Tensor) -> np.ndarray:
         """For each image, the first pass that is not certain after a call, int64 [A]. The next window starts there. The
@@ -114,13 +134,27 @@ class Window:
 
         A window therefore moves by at least one pass, so no image needs more calls than serial decoding needs passes.
         """
-        table = self.table
-        unchanged = new == self.tokens.gather(1, self.cells)
-        unchanged_count = unchanged.cumprod(1).sum(1).cpu().numpy()  # number of tokens before the first changed token
+        guesses = self.tokens.gather(1, self.cell_on_device)
+        changed = (new != guesses).cpu().numpy()
 
-        first = table.cell_start[self.start]
-        last = table.cell_start[self.stop] - 1
-        return table.cell_pass[np.minimum(first + unchanged_count, last)] + 1
+        # The number of all passes stands for "no pass changed". It is also the pass of padding, so padding never counts
+        # as a change.
+        passes = self.table.passes
+        first_changed = np.where(changed, self.cells.in_pass, passes).min(axis=1)
+
+        last_certain = np.minimum(first_changed, self.stop - 1)  # if no pass changed, the last pass of the window
+        return last_certain + 1
+
+    def counts(self, new_start: np.ndarray) -> tuple[int, int]:
+        """The numbers of cells, in all images together, whose new samples are accepted guesses and rejected samples.
+
+        A cell that becomes certain in a pass that had read guesses is accepted. A sample that decides no cell is
+        rejected. The cells of a window's first pass are neither. ``new_start``: the result of :meth:`first_uncertain`.
+        """
+        is_certain, read_guesses = self._certain_cells(new_start)
+        accepted = int((is_certain & read_guesses).sum())
+        rejected = int(self.cells.count.sum() - is_certain.sum())
+        return accepted, rejected
 
     def verdict(self, new: Tensor, new_start: np.ndarray, call: int) -> Verdict:
         """The cells that become certain in this ``call``, with their ``new`` tokens. The first pass of a window read no
@@ -128,24 +162,27 @@ class Window:
 
         ``new``: as for :meth:`first_uncertain`. ``new_start``: the result of :meth:`first_uncertain`.
         """
-        table = self.table
+        # 1. What the host knows about the m cells that become certain, int64 [m] each.
+        is_certain, read_guesses = self._certain_cells(new_start)
+        image, column = is_certain.nonzero()
+        image_on_canvas = self.active[image]
+        cell = self.cells.cell[is_certain]
+        outcome = np.where(read_guesses, ACCEPTED, PLAIN)[is_certain]
 
-        # 1. The m cells that become certain: the two indices of each cell in ``entries``, int64 [m]. In the table, the
-        #    pass of padding comes after all passes, so padding never becomes certain.
-        image, column = np.nonzero(table.cell_pass[self.entries] < new_start[:, None])
-
-        # 2. What the host knows about these cells.
-        entry = self.entries[image, column]
-        cell = table.cells[entry]
-        image_in_batch = self.active[image]
-        needed_guess = table.cell_pass[entry] > self.start[image]
-        outcome = np.where(needed_guess, ACCEPTED, PLAIN)
-
-        # 3. One copy moves all five arrays to the device, where the new tokens are.
-        host = np.stack([image, column, image_in_batch, cell, outcome])
-        d_image, d_column, d_image_in_batch, d_cell, d_outcome = to_device(host, self.tokens.device).unbind()
+        # 2. One copy moves all five arrays to the device, where the new tokens are.
+        host = np.stack([image, column, image_on_canvas, cell, outcome])
+        d_image, d_column, d_image_on_canvas, d_cell, d_outcome = to_device(host, self.tokens.device).unbind()
         values = new[d_image, d_column]
-        return Verdict((d_image_in_batch, d_cell), values, call, d_outcome.to(torch.uint8))
+        return Verdict((d_image_on_canvas, d_cell), values, call, d_outcome.to(torch.uint8))
+
+    def _certain_cells(self, new_start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which cells of the windows become certain, and which cells are in passes that had read guesses: all passes
+        but the first one of a window. Bool [A, n] each.
+
+        ``new_start``: the result of :meth:`first_uncertain`. No new start is after the pass of padding, so padding
+        never becomes certain.
+        """
+        return self.cells.in_pass < new_start[:, None], self.cells.in_pass > self.start[:, None]
 
     def move(self, new: Tensor, new_start: np.ndarray) -> None:
         """Store the ``new`` tokens, and let the windows begin with the passes ``new_start``. For both arguments see
@@ -153,15 +190,20 @@ class Window:
         is the token of the last cell that the window had before the move.
         """
         table = self.table
-        self.tokens.scatter_(1, self.cells, new)
-        # The index of the window's last cell among the cells of the window; -1 if an image is finished.
-        last = table.cell_start[self.stop] - 1 - table.cell_start[self.start]
-        newest = new.gather(1, to_device(last.clip(min=0)[:, None], self.tokens.device))
+        device = self.tokens.device
 
+        # 1. Store the new tokens.
+        self.tokens.scatter_(1, self.cell_on_device, new)
+
+        # 2. Move the windows.
         stop_before = self.stop
         self._set_start(new_start)
-        entering = table.cells[self._entries(stop_before, self.stop)]
-        _fill_with_newest(self.tokens, to_device(entering, self.tokens.device), newest)
+
+        # 3. Fill in the first guesses.
+        last_cell = table.cells[table.cell_start[stop_before] - 1]
+        newest = self.tokens.gather(1, to_device(last_cell[:, None], device))
+        entering = cells_of_passes(table, stop_before, self.stop).cell
+        _fill_with_newest(self.tokens, to_device(entering, device), newest)
 
     def keep(self, remaining: np.ndarray) -> None:
         """Keep only some images. ``remaining``: the indices of these images among the images so far, int64 [A]."""
@@ -174,28 +216,32 @@ class WindowGuidance:
     """Decides to which cells of a window guidance is applied. Guidance may apply to some passes of a window only.
 
     Args:
-        table: the fed rows and cells of the schedule.
         guided: for each pass, whether guidance is applied to its cells.
-        to_the_end: whether every call feeds the null branch, provided that at least one pass is guided. If False, calls
-            feed it only until all guided passes are certain.
+        null_may_leave: whether calls stop feeding the null branch when all guided passes are certain. If False, and if
+            at least one pass is guided, every call feeds it.
     """
 
-    def __init__(self, table: ScheduleTable, guided: Sequence[bool], to_the_end: bool):
-        self.guided_by_cell = np.array([*guided, False])[table.cell_pass]  # bool [D + 1], D as in ScheduleTable
-        self.all_guided = all(guided)
+    def __init__(self, guided: Sequence[bool], null_may_leave: bool):
+        self.guided_by_pass = np.array([*guided, False])  # the last entry is for padding
+        self.null_may_leave = null_may_leave
         self.last_guided = last_guided_pass(guided)
-        self.always_reads_null = to_the_end and any(guided)
 
     def reads_null(self, window: Window) -> bool:
         """Whether the call that computes a window feeds the null branch."""
-        return self.always_reads_null or window.certain <= self.last_guided
+        if self.null_may_leave:
+            return window.certain <= self.last_guided
+        return bool(self.guided_by_pass.any())
 
     def at(self, window: Window) -> Guidance:
         """The cells of a window to which guidance is applied."""
         reads_null = self.reads_null(window)
-        if self.all_guided or not reads_null:
-            return Guidance(applies=reads_null)
-        return Guidance(applies=True, per_token=to_device(self.guided_by_cell[window.entries], window.tokens.device))
+        if not reads_null:
+            return Guidance(applies=False)
+        if self.guided_by_pass[:-1].all():
+            return Guidance(applies=True)
+        return Guidance(
+            applies=True, per_token=to_device(self.guided_by_pass[window.cells.in_pass], window.tokens.device)
+        )
 
 
 def _ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from ..cache_slots import serial_slots, window_slots
 from ..canvas import TokenCanvas, blank_canvas
 from ..defaults import sampling_of
 from ..device_table import plan_on_device
-from ..jacobi import jacobi_calls
+from ..jacobi import MayLeave, jacobi_calls
 from ..looks import ScheduleLook
 from ..prepare import prepare
 from ..sampling import TokenDraw
@@ -140,7 +140,7 @@ class BlockDrafter:
         self.draw = TokenDraw(self.canvas, stream="draft")
         self.window_width = target_canvas.settings.draft_parallel
         # In windows, a finished image may leave the batch, unless a later block needs the image's keys and values.
-        self.images_may_leave = len(blocks) == 1
+        self.may_leave = MayLeave(images=len(blocks) == 1, null_branch=True)
 
         # With guidance, the prefill and all serial passes read the null condition too, whatever cfg_interval is. So the
         # cache has the null branch for all blocks.
@@ -187,9 +187,7 @@ class BlockDrafter:
             plan = plan_on_device(block.schedule, self.canvas.device)
             yield from run_passes(self.canvas, {0: plan[0]}, self.look, self.draw, yield_step)
 
-        calls = jacobi_calls(
-            self.canvas, self.look, self.draw, block.schedule, self.window_width, self.images_may_leave
-        )
+        calls = jacobi_calls(self.canvas, self.look, self.draw, block.schedule, self.window_width, self.may_leave)
         for done, _ in enumerate(calls, passes_so_far + 1):
             yield from yield_step(done)
 
