@@ -31,7 +31,7 @@ from .acceptance import pooled, reject_all_but_share
 from .blocks import Block
 from .islands import Repair
 from .settings import MuLoSDSettings
-from .waves import WavePass, later_wave_passes, left_aligned
+from .waves import Wave, waves_of_block
 
 # This many logits are computed at once, for all batch rows together. They take 64 MiB in fp32.
 _LOGITS_AT_ONCE = 1 << 24
@@ -80,14 +80,14 @@ class BlockVerifier:
         canvas = self.canvas
         # The last cell of the block need not be fed, because it would predict a cell outside the block.
         if block.is_first:
-            # With several images, the last cell of the grid may be fed as padding (see WavePass), so it needs a slot.
+            # With several images, padding needs the slot of the grid's last cell, see feed_wave.
             slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
             hidden = self.transformer.prefill(self.reads_null, slots, canvas.values[:, : block.cells.stop - 1])
         else:
             # The previous block is fed again too, because its tokens may have changed since they were fed.
             end = block.cells.stop - 1
             fed = torch.arange(block.fed_from, end, device=canvas.device)
-            rows = causal_rows(fed, fed, self.transformer.cache.prefix, end)
+            rows = self.causal_rows(fed, slot=fed, position=fed, end=end)
             hidden = self.transformer.feed(canvas.values, rows, self.reads_null)
 
         return hidden[:, -len(block.cells) :]
@@ -145,44 +145,61 @@ class BlockVerifier:
 
         Args:
             block: the block.
-            hidden: from :meth:`verify`, [R, n, C]. These rows predict all cells of the block, so the first wave needs
-                no pass of its own. The first wave is yielded even if no cell is resampled.
+            hidden: from :meth:`verify`, [R, n, C]. These rows predict all cells of the block, so wave 0 needs no pass
+                of its own. Wave 0 is yielded even if no cell is resampled.
             repair: the waves of the block.
             verifying_pass: the index of the pass that verified the block. Wave k is resampled in the k-th pass after
                 it.
         """
         canvas = self.canvas
-        outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]
-        wave_of_cell = np.full((canvas.images, canvas.cells), -1)
-        wave_of_cell[:, block.cells.start : block.cells.stop] = repair.wave_of_cell.reshape(canvas.images, -1)
-        later_waves = later_wave_passes(wave_of_cell, block.cells.stop)
-        waves = 1 + len(later_waves)
+        waves = waves_of_block(repair.wave_of_cell.reshape(canvas.images, -1))
+        outcome_of_cell = repair.outcome().reshape(canvas.images, -1)
+        outcome_of_cell = np.pad(outcome_of_cell, ((0, 0), (0, 1)))  # the entry n is for padding
 
-        # 1. The first wave, from the hidden rows of the verifying pass.
-        cells = to_device(left_aligned(wave_of_cell == 0, padding=canvas.cells), canvas.device)
-        index = index_in_block(block, cells)
-        tokens = self.sample(hidden, index, cells)
-        yield block.progress_of_repair(1, waves), Verdict(cells, tokens, verifying_pass, outcome.gather(1, index))
+        for k, wave in enumerate(waves):
+            # 1. The hidden rows that predict the cells. Wave 0 takes them from the pass that verified the block.
+            if k > 0:
+                hidden = self.feed_wave(block, wave)
 
-        # 2. The later waves, one pass each.
-        for k, wave in enumerate(later_waves, 1):
-            hidden = self.feed_wave(wave)
-            cells = to_device(wave.cells, canvas.device)
-            tokens = self.sample(hidden, to_device(wave.predicted_by, canvas.device), cells)
-            index = index_in_block(block, cells)
-            verdict = Verdict(cells, tokens, verifying_pass + k, outcome.gather(1, index))
-            yield block.progress_of_repair(k + 1, waves), verdict
+            # 2. The new tokens. One copy moves the three arrays to the device.
+            cells_on_canvas = self.on_canvas(block, wave.cells)
+            outcome = np.take_along_axis(outcome_of_cell, wave.cells, axis=1)
+            host = np.stack([cells_on_canvas, wave.predicted_by, outcome])
+            cells, predicted_by, d_outcome = to_device(host, canvas.device).unbind()
+            tokens = self.sample(hidden, predicted_by, cells)
 
-    def feed_wave(self, wave: WavePass) -> Tensor:
-        """Feed the cells of ``wave.fed``, see :class:`WavePass`. Returns their hidden rows, [R, m, C]."""
+            verdict = Verdict(cells, tokens, verifying_pass + k, d_outcome.to(torch.uint8))
+            yield block.progress_of_repair(k + 1, len(waves)), verdict
+
+    def feed_wave(self, block: Block, wave: Wave) -> Tensor:
+        """Feed the cells ``wave.fed`` of a block. Returns their hidden rows, [R, m, C]."""
         canvas = self.canvas
-        fed = to_device(wave.fed, canvas.device)
-        # The transformer's table of positions has no entry for the last cell. This cell is fed only as padding, so any
-        # position serves.
+        fed = to_device(self.on_canvas(block, wave.fed), canvas.device)
+
+        # Padding feeds the canvas's cell L, which has no slot and no position. It writes to the slot of the last cell
+        # of the grid: this cell is never fed, and no fed token attends to its slot. Padding may have any position; the
+        # transformer's table of positions ends before the last cell.
+        slot = fed.clamp(max=canvas.cells - 1)
         position = fed.clamp(max=canvas.cells - 2)
         with canvas.clock.phase("transformer"):
-            rows = causal_rows(fed, position, self.transformer.cache.prefix, wave.end)
+            rows = self.causal_rows(fed, slot, position, block.cells.start + wave.end)
             return self.transformer.feed(canvas.values, rows, self.reads_null)
+
+    def on_canvas(self, block: Block, cells: np.ndarray) -> np.ndarray:
+        """Cells of the canvas, int64 [B, a], for ``cells`` that are counted from the first cell of the block. The
+        padding of a :class:`.Wave` becomes L, the canvas's cell for padding.
+        """
+        return np.where(cells < len(block.cells), block.cells.start + cells, self.canvas.cells)
+
+    def causal_rows(self, cells: Tensor, slot: Tensor, position: Tensor, end: int) -> FedRows:
+        """The fed rows for each of the ``cells`` at its ``position`` and image slot ``slot``, int64 [...] each.
+
+        Each fed row attends to the condition. It also attends to all cells up to the row's position that are before
+        the cell ``end``.
+        """
+        prefix = self.transformer.cache.prefix  # number of the condition's slots, the first slots of the cache
+        mask = torch.arange(prefix + end, device=cells.device) <= prefix + position[..., None]
+        return FedRows(cell=cells, position=position, cache_slot=prefix + slot, cache_end=prefix + end, mask=mask)
 
     def sample(self, hidden: Tensor, predicted_by: Tensor, cells: Tensor) -> Tensor:
         """Sample a token for each of the ``cells``. Returns the tokens, int64 [B, a].
@@ -202,21 +219,6 @@ class BlockVerifier:
                 guidance = guidance_at(self.canvas.sampling, part - 1)
                 new.append(self.draw.tokens(chosen_rows(hidden, index), guidance, part, self.canvas.values))
         return torch.cat(new, dim=1)
-
-
-def index_in_block(block: Block, cells: Tensor) -> Tensor:
-    """The index of each of the ``cells`` among the cells of a block, int64 [B, a]; for padding, an arbitrary index."""
-    return (cells - block.cells.start).clamp(max=len(block.cells) - 1)
-
-
-def causal_rows(cells: Tensor, position: Tensor, prefix: int, end: int) -> FedRows:
-    """The fed rows for each of the ``cells``, int64 [...], at its ``position``, int64 [...].
-
-    Each fed row attends to the condition, in the first ``prefix`` slots of the cache. It also attends to all cells up
-    to the row's position that are before the cell ``end``.
-    """
-    mask = torch.arange(prefix + end, device=cells.device) <= prefix + position[..., None]
-    return FedRows(cell=cells, position=position, cache_slot=cells + prefix, cache_end=prefix + end, mask=mask)
 
 
 def cells_at_once(batch_rows: int, codes: int) -> int:

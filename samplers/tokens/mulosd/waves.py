@@ -4,8 +4,7 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 explains *islands*. A *wave* is the set of cells that one pass resamples. The target resamples all islands at the same
 time, each in raster order or with ZipAR's window (``zipar.py``). The host computes everything here.
 
-Shapes: B images; h x w cells of a block; L cells of the grid. A block is the grid rows that the target verifies
-together.
+Shapes: B images; h x w = n cells of a block. A block is the grid rows that the target verifies together.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
     most_islands = int(island_of_cell.max())  # the largest number of islands in an image
     island = image * most_islands + island_of_cell[image, grid_row, column] - 1
 
-    # Go from the top grid row to the bottom grid row. latest_above[i, c] is the latest wave of island i in the rows
+    # Go from the top grid row to the bottom grid row. latest_so_far[i, c] is the latest wave of island i in the rows
     # above, in columns up to c; -1 if the island has no cells there.
-    latest_above = np.full((images * most_islands, width), -1, np.int32)
+    latest_so_far = np.full((images * most_islands, width), -1, np.int32)
     for y in range(height):
         in_row = grid_row == y
         if not in_row.any():
@@ -60,70 +59,70 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
         belongs[index_in_present, column_in_row] = True
 
         # 2. The waves of these cells.
-        row_waves = _waves_of_row(belongs, latest_above[present], reach)
+        row_waves = _waves_of_row(belongs, latest_so_far[present], reach)
         wave_of_cell[image[in_row], y, column_in_row] = row_waves[index_in_present, column_in_row]
 
         # 3. Add this row to the rows above the next row.
         latest = np.maximum.accumulate(np.where(belongs, row_waves, _BEFORE_ALL), axis=1)
-        latest_above[present] = np.maximum(latest_above[present], latest)
+        latest_so_far[present] = np.maximum(latest_so_far[present], latest)
     return wave_of_cell
 
 
-def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> np.ndarray:
-    """The waves of the cells of a grid row in n islands, int32 [n, width]. If a cell is not in an island, the entry of
-    this cell and island is arbitrary.
+def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) -> np.ndarray:
+    """The waves of the cells of one grid row in K islands, int32 [K, width]. If a cell is not in an island, the entry
+    of this cell and island is arbitrary.
 
-    The wave of a cell is 1 + the latest wave of the cells for which it waits. The cells of an island in the row are
-    numbered from 0: cell n is the n-th of them. Let latest above[m] be the latest wave in the rows above for which cell
-    m waits. Cell m is in wave 1 + latest above[m] at the earliest, and each cell after it is at least one wave later.
-    So for cell n::
+    The *earliest* wave of a cell is the first wave that the rows above allow: 1 + the latest wave of the cells in the
+    rows above for which the cell waits. Each cell also waits for the cells of its island to its left. The cells of an
+    island in the row are numbered from 0, left to right. Cell m is in wave earliest[m] or later, and each cell after it
+    is at least one wave later. So cell i has the wave::
 
-        wave[n] = max over m up to n of 1 + latest above[m] + n - m
+        wave[i] = max over m up to i of earliest[m] + (i - m)
 
-    This means that wave[n] - n is the running maximum of 1 + latest above[n] - n, which NumPy computes without a loop
-    over the cells. In this example, ``reach`` is 1, and an island (x) has no cell in the second column::
+    This means that wave[i] - i is the running maximum of earliest[i] - i, which NumPy computes without a loop over the
+    cells. In this example, an island (x) has no cell in the second column::
 
-        belongs             x  .  x  x
-        latest above        1  1  4  4
-        n                   0     1  2
-        1 + latest - n      2     4  3
-        running maximum     2     4  4
-        + n                 2     5  6
+        belongs            x  .  x  x
+        earliest           2     5  5
+        i                  0     1  2
+        earliest - i       2     4  3
+        running maximum    2     4  4
+        + i                2     5  6
 
     Args:
-        belongs: bool [n, width], whether each cell of the row belongs to each island.
-        latest_above: int32 [n, width]; column c holds the latest wave of each island in the rows above, in columns up
+        belongs: bool [K, width], whether each cell of the row belongs to each island.
+        latest_so_far: int32 [K, width]; column c holds the latest wave of each island in the rows above, in columns up
             to c.
         reach: see :func:`waves_of_islands`.
     """
     width = belongs.shape[1]
-    nth = np.cumsum(belongs, axis=1, dtype=np.int32) - 1  # n of each cell
+    number = np.cumsum(belongs, axis=1, dtype=np.int32) - 1  # i of each cell
+
     last_column_above = np.minimum(np.arange(width) + reach - 1, width - 1)  # a cell waits for cells above up to here
+    earliest = 1 + latest_so_far[:, last_column_above]
 
-    earliest_minus_nth = np.where(belongs, 1 + latest_above[:, last_column_above] - nth, _BEFORE_ALL)
-    return np.maximum.accumulate(earliest_minus_nth, axis=1) + nth
+    running_maximum = np.maximum.accumulate(np.where(belongs, earliest - number, _BEFORE_ALL), axis=1)
+    return running_maximum + number
 
 
-class WavePass(NamedTuple):
-    """The pass that resamples a later wave, a wave after the first one. All arrays are int64 [B, ...]. If an image has
-    fewer entries than other images, its entries end with padding.
+class Wave(NamedTuple):
+    """A wave of a block, and the tokens that its pass feeds. All cells are counted from the first cell of the block.
+    The arrays are int64 [B, ...]. If an image has fewer entries than other images, its entries end with padding.
     """
 
-    # Cells to resample, [B, a]. Padding is L: the canvas has a column for padding after its L cells.
-    cells: np.ndarray
-    # Cells whose tokens are fed, [B, m]. Padding is L - 1, the last cell of the grid. It predicts no cell, so it is fed
-    # only as padding, and no fed token attends to it. A cache for several images needs a slot for this cell.
-    fed: np.ndarray
-    # For each cell to resample, the index in ``fed`` of the cell that predicts it, [B, a]. Padding is 0.
+    cells: np.ndarray  # cells to resample, [B, a]; n, the number of cells of the block, for padding
+    # For each cell to resample, the index of the hidden row that predicts it, [B, a]; 0 for padding. The hidden rows
+    # belong to ``fed``. In wave 0, they are the n rows of the pass that verified the block: row i predicts cell i.
     predicted_by: np.ndarray
-    end: int  # fed tokens attend only to cells before this cell
+    fed: np.ndarray  # cells whose tokens are fed, [B, m]; n for padding. Wave 0 feeds none: m is 0
+    end: int  # the first cell after all fed cells; fed tokens attend only to cells before it
 
 
-def later_wave_passes(wave_of_cell: np.ndarray, block_end: int) -> list[WavePass]:
-    """The pass of each wave after the first one. The first wave needs no pass, because the pass that verified the block
-    has already predicted all cells of the block.
+def waves_of_block(wave_of_cell: np.ndarray) -> list[Wave]:
+    """The waves of a block, from wave 0. There is always a wave 0, even if it has no cells.
 
-    In this example, one island covers a grid of 3 x 3 cells, and ``reach`` is 1::
+    Wave 0 feeds nothing, because the pass that verified the block has already predicted all cells of the block. In this
+    example, one island covers a block of 3 x 3 cells, and ``reach`` is 1::
 
         cells    wave of each    wave  resamples  feeds  which predict
         0 1 2    0 1 2           0     0          -      -
@@ -132,47 +131,64 @@ def later_wave_passes(wave_of_cell: np.ndarray, block_end: int) -> list[WavePass
                                  3     5 7        2 4 6  - 5 7
                                  4     8          5 7    - 8
 
-    In wave 3, cell 2 predicts no cell (-). It is fed because the previous pass has resampled it, and the cache still
-    holds the keys and values of its draft token.
+    In wave 3, cell 2 predicts no cell (-). It is fed because wave 2 has resampled it, and the cache still holds the
+    keys and values of its draft token.
 
-    Args:
-        wave_of_cell: int [B, L], the wave of each cell; -1 for a cell that is not resampled.
-        block_end: the first cell after the block.
+    ``wave_of_cell``: int [B, n], the wave of each cell; -1 for a cell that is not resampled. The first cell of the
+    block waits for no cell, so it is in no later wave than wave 0. The cell before it is therefore never fed.
     """
-    passes = []
+    n = wave_of_cell.shape[1]
+    cells = left_aligned(wave_of_cell == 0)
+    nothing = np.empty((len(cells), 0), np.int64)
+    waves = [Wave(cells, predicted_by=np.where(cells < n, cells, 0), fed=nothing, end=0)]
+
     for k in range(1, int(wave_of_cell.max(initial=0)) + 1):
-        passes.append(_wave_pass(wave_of_cell == k, wave_of_cell == k - 1, block_end))
-    return passes
+        resampled = wave_of_cell == k
+        cells = left_aligned(resampled)
+        is_fed = fed_cells(resampled, resampled_before=wave_of_cell == k - 1)
+        end = int(is_fed.any(axis=0).nonzero()[0].max()) + 1
+        waves.append(Wave(cells, predicting_index(cells, is_fed), left_aligned(is_fed), end))
+    return waves
 
 
-def _wave_pass(resampled: np.ndarray, resampled_before: np.ndarray, block_end: int) -> WavePass:
-    """The pass that resamples some cells. It feeds the cell before each of these cells, and the cells that the previous
-    pass has resampled.
+def fed_cells(resampled: np.ndarray, resampled_before: np.ndarray) -> np.ndarray:
+    """The cells that the pass of a later wave feeds, bool [B, n]: the cell before each cell of the wave, and the cells
+    of the previous wave.
+
+    The last cell of the block is not fed, because it predicts a cell outside the block. Nothing is fed for an image
+    without a cell in this wave. ``resampled``, ``resampled_before``: bool [B, n], the cells of this wave and of the
+    previous wave.
+    """
+    is_in_wave = resampled.any(axis=1, keepdims=True)
+    is_fed = np.zeros_like(resampled)
+    is_fed[:, :-1] = is_in_wave & (resampled[:, 1:] | resampled_before[:, :-1])
+    return is_fed
+
+
+def predicting_index(cells: np.ndarray, is_fed: np.ndarray) -> np.ndarray:
+    """For each cell to resample, the index among the fed cells of the cell before it, int64 [B, a]; 0 for padding.
+
+    For example, in wave 3 of :func:`waves_of_block`, cells 5 and 7 have the indices 1 and 2::
+
+        cell                  0  1  2  3  4  5  6  7  8
+        is_fed                .  .  x  .  x  .  x  .  .
+        index if it is fed          0     1     2
+        predicts              1  2  3  4  5  6  7  8
 
     Args:
-        resampled, resampled_before: bool [B, L], the cells that this pass and the previous pass resample.
-        block_end: as for :func:`later_wave_passes`.
+        cells: the cells to resample, int64 [B, a]; n for padding. The cell before each of them is fed.
+        is_fed: the fed cells, bool [B, n], from :func:`fed_cells`.
     """
-    # 1. The cells to feed.
-    is_fed = resampled_before.copy()
-    is_fed[:, :-1] |= resampled[:, 1:]  # the cell before each cell predicts it
-    is_fed[:, block_end - 1] = False  # the block's last cell predicts a cell outside the block
-    is_fed &= resampled.any(1, keepdims=True)  # nothing is fed for an image without a cell in this wave
-    end = int(is_fed.any(0).nonzero()[0].max()) + 1
-
-    # 2. For each cell to resample, the index in ``fed`` of the cell before it. cumsum is 1 at the first fed cell.
-    count = resampled.shape[1]
-    cells = left_aligned(resampled, padding=count)
-    index_in_fed = is_fed.cumsum(1) - 1
-    predicted_by = np.where(cells < count, np.take_along_axis(index_in_fed, cells - 1, axis=1), 0)
-    return WavePass(cells, left_aligned(is_fed, padding=count - 1), predicted_by, end)
+    index_among_fed = is_fed.cumsum(axis=1) - 1  # valid at the fed cells
+    index = np.take_along_axis(index_among_fed, cells - 1, axis=1)
+    return np.where(cells < is_fed.shape[1], index, 0)
 
 
-def left_aligned(chosen: np.ndarray, padding: int) -> np.ndarray:
-    """The cells that are ``chosen`` in each image, int64 [B, n]. ``chosen``: bool [B, L]. n is the largest number of
-    chosen cells in an image. For an image with fewer chosen cells, ``padding`` follows.
+def left_aligned(chosen: np.ndarray) -> np.ndarray:
+    """The cells that are ``chosen`` in each image, in raster order, int64 [B, c]. ``chosen``: bool [B, n]. c is the
+    largest number of chosen cells in an image. For an image with fewer chosen cells, padding follows: n.
     """
-    counts = chosen.sum(1, keepdims=True)
-
+    n = chosen.shape[1]
+    counts = chosen.sum(axis=1, keepdims=True)
     cells = np.argsort(~chosen, axis=1, kind="stable")[:, : counts.max()]
-    return np.where(np.arange(cells.shape[1]) < counts, cells, padding)
+    return np.where(np.arange(cells.shape[1]) < counts, cells, n)

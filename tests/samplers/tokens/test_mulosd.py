@@ -18,7 +18,7 @@ from fastar_nodes.samplers.tokens.mulosd import islands as geometry
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.mulosd.settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
-from fastar_nodes.samplers.tokens.mulosd.waves import later_wave_passes, left_aligned, waves_of_islands
+from fastar_nodes.samplers.tokens.mulosd.waves import waves_of_block, waves_of_islands
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
@@ -442,30 +442,29 @@ def test_draft_schedules_decide_their_rows_once(grid, window, data):
 @given(st.data())
 def test_waves_feed_what_they_need_and_nothing_twice(data):
     rows, width, images = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 6)), data.draw(st.integers(1, 3))
-    above = data.draw(st.integers(0, 2))
     down = np.array(data.draw(st.lists(st.booleans(), min_size=images * rows * width, max_size=images * rows * width)))
     region = geometry.expand(down.reshape(images, rows, width), 1)
     window = data.draw(st.none() | st.integers(1, 3))
     wave = waves_of_islands(geometry.find_islands(region), window or width).reshape(images, -1)
-    first, last, count = above * width, (above + rows) * width, (above + rows + 1) * width
-    in_grid = np.full((images, count), -1)
-    in_grid[:, first:last] = wave
-    drawn = [[c for c in row if c < count] for row in left_aligned(in_grid == 0, count).tolist()]
-    assert drawn == [(first + np.flatnonzero(row == 0)).tolist() for row in wave], "the first wave, in raster order"
-    for k, step in enumerate(later_wave_passes(in_grid, last), 1):
+    count = rows * width
+    first, *later = waves_of_block(wave)
+    drawn = [[c for c in row if c < count] for row in first.cells.tolist()]
+    assert drawn == [np.flatnonzero(row == 0).tolist() for row in wave], "the first wave, in raster order"
+    assert np.array_equal(first.predicted_by, np.where(first.cells < count, first.cells, 0)) and not first.fed.size
+    for k, step in enumerate(later, 1):
         for image in range(images):
             cells = [c for c in step.cells[image].tolist() if c < count]
-            assert cells == sorted(first + np.flatnonzero(wave[image] == k)), "in raster order"
-            fed = [c for c in step.fed[image].tolist() if c < count - 1]
-            before = [first + c for c in np.flatnonzero(wave[image] == k - 1) if first + c < last - 1]
+            assert cells == sorted(np.flatnonzero(wave[image] == k)), "in raster order"
+            fed = [c for c in step.fed[image].tolist() if c < count]
+            before = [c for c in np.flatnonzero(wave[image] == k - 1) if c < count - 1]
             want = sorted({*before, *(c - 1 for c in cells)}) if cells else []
-            assert fed == want and (not fed or max(fed) < step.end)
+            assert fed == want and (not fed or 0 <= min(fed) and max(fed) < step.end)
             assert [fed[row] + 1 for row in step.predicted_by[image][: len(cells)]] == cells
             drawn[image] += cells
     for image in range(images):
-        assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()
-    nothing = np.full((2, 4), -1, np.int32)
-    assert later_wave_passes(nothing, 4) == [] and left_aligned(nothing == 0, 4).shape == (2, 0)
+        assert sorted(drawn[image]) == np.flatnonzero(wave[image] >= 0).tolist()
+    (nothing,) = waves_of_block(np.full((2, 4), -1, np.int32))
+    assert nothing.cells.shape == nothing.predicted_by.shape == (2, 0)
 
 
 class Pixels:
