@@ -15,8 +15,8 @@ several passes, it has 10 slots: 8 for the places, one for the stand-in at place
 
     slot                 0  1  2  3  4  5  6  7  8  9
     place that it holds  0  1  2  3  4  5  6  7  5  padding
-    written in pass      1  2  3  4  5  6  5  6  4  never
-    replaced in pass     -  -  -  -  -  -  -  -  6  -
+    written in pass      1  2  3  4  5  6  5  6  4  NEVER
+    replaced in pass     N  N  N  N  N  N  N  N  6  N        (N: NEVER)
 
 A fed row of pass k attends to a slot if the slot holds a place up to the row's ``last_visible``, a pass up to k writes
 the slot, and no pass up to k replaces the slot. See :meth:`.DeviceTable.mask`.
@@ -27,10 +27,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from .schedule import Pass, Schedule
+from .schedule import FedRow, Pass, Schedule
+
+# In the place of a pass: before all passes, and after all passes.
+ALWAYS = -1
+NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,8 +59,8 @@ class CacheSlots:
 
     # For each slot, [S].
     place: np.ndarray  # place that the slot holds; 0 for padding
-    written: np.ndarray  # first pass in which the slot is visible; -1: from the start; P: never
-    replaced: np.ndarray  # first pass in which a different slot holds the place; P: never
+    written: np.ndarray  # first pass in which the slot is visible, ALWAYS or NEVER
+    replaced: np.ndarray  # first pass in which a different slot holds the place, or NEVER
 
     @property
     def count_without_padding(self) -> int:
@@ -78,55 +83,71 @@ def window_slots(schedule: Schedule) -> CacheSlots:
 def _slots(schedule: Schedule, own_slots_for_stand_ins: bool) -> CacheSlots:
     """The slots of a schedule. If ``own_slots_for_stand_ins`` is False, the true token overwrites a stand-in."""
     passes = schedule.passes
-    never = len(passes)
+    fed = [(k, row) for k, p in enumerate(passes) for row in p.fed_rows]
+    places = 1 + max((max(row.place, row.last_visible) for _, row in fed), default=-1)  # number of places
 
-    # 1. A slot for each place. The known cells are in the cache from the start.
-    highest = max((max(row.place, row.last_visible) for p in passes for row in p.fed_rows), default=-1)
-    place = list(range(highest + 1))
-    written = [-1 if slot < schedule.known else never for slot in place]
-    replaced = [never] * len(place)
+    # 1. The slots after those of the places: one for each stand-in that has its own slot, and one for padding.
+    stand_ins = _stand_ins(fed) if own_slots_for_stand_ins else []
+    padding = places + len(stand_ins)
 
-    # 2. The slots of the fed rows, pass by pass. A pass writes the slots of all its rows before these rows attend to
-    #    any slot.
-    of_row: list[int] = []
-    end: list[int] = []
-    slot_of_stand_in: dict[int, int] = {}  # for each place that a stand-in with its own slot holds, this slot
-    for k, p in enumerate(passes):
-        for row in p.fed_rows:
-            if row.place in slot_of_stand_in:
-                replaced[slot_of_stand_in.pop(row.place)] = k
+    # 2. The slot that each fed row writes. The stand-ins are in the order of the fed rows.
+    stand_in_slots = iter(range(places, padding))
+    has_own_slot = [own_slots_for_stand_ins and row.is_stand_in for _, row in fed]
+    of_row = [next(stand_in_slots) if own else row.place for (_, row), own in zip(fed, has_own_slot, strict=True)]
 
-            if row.is_stand_in and own_slots_for_stand_ins:
-                slot = len(place)
-                slot_of_stand_in[row.place] = slot
-                place.append(row.place)
-                written.append(k)
-                replaced.append(never)
-            else:
-                slot = row.place
-                written[slot] = min(written[slot], k)  # an earlier pass may have fed this place
-            of_row.append(slot)
+    # 3. The first pass that writes the slot of each place. The known cells are in the cache from the start.
+    written_place = [ALWAYS if place < schedule.known else NEVER for place in range(places)]
+    for (k, row), own in zip(fed, has_own_slot, strict=True):
+        if not own:
+            written_place[row.place] = min(written_place[row.place], k)
 
-        # The slots of stand-ins come after the slots of all places. The end must be after all of these slots that are
-        # not replaced yet.
-        visible = [row.last_visible for row in p.fed_rows]
-        end.append(1 + max([*visible, *slot_of_stand_in.values()], default=-1))
-
-    # 3. The slot for padding.
-    of_row.append(len(place))
-    place.append(0)
-    written.append(never)
-    replaced.append(never)
-
+    # 4. The facts about all slots: first the places, then the stand-ins, then padding.
+    written = np.array([*written_place, *(s.written for s in stand_ins), NEVER])
+    replaced = np.array([NEVER] * places + [s.replaced for s in stand_ins] + [NEVER])
+    end = _ends(passes, written, replaced, places)
     return CacheSlots(
-        count=len(place),
-        of_row=np.array(of_row),
-        end=np.array(end),
-        needs_mask=_needs_mask(passes, np.array(end), np.array(written)),
-        place=np.array(place),
-        written=np.array(written),
-        replaced=np.array(replaced),
+        count=padding + 1,
+        of_row=np.array([*of_row, padding]),
+        end=end,
+        needs_mask=_needs_mask(passes, end, written),
+        place=np.array([*range(places), *(s.place for s in stand_ins), 0]),
+        written=written,
+        replaced=replaced,
     )
+
+
+class _StandIn(NamedTuple):
+    """A stand-in that has its own slot."""
+
+    place: int
+    written: int  # the pass that feeds the stand-in
+    replaced: int  # the next pass that feeds a token at this place; NEVER if there is none
+
+
+def _stand_ins(fed: Sequence[tuple[int, FedRow]]) -> list[_StandIn]:
+    """The stand-ins of a schedule, in the order of its fed rows. ``fed``: for each fed row, its pass and the row."""
+    stand_ins = []
+    next_pass: dict[int, int] = {}  # for each place, the next pass that feeds a token there
+    for k, row in reversed(fed):
+        if row.is_stand_in:
+            stand_ins.append(_StandIn(row.place, written=k, replaced=next_pass.get(row.place, NEVER)))
+        next_pass[row.place] = k
+    return stand_ins[::-1]
+
+
+def _ends(passes: Sequence[Pass], written: np.ndarray, replaced: np.ndarray, places: int) -> np.ndarray:
+    """For each pass, the end of the slots to which its rows attend, int64 [P]. The rows attend to places up to their
+    ``last_visible``, and to the stand-ins that are written and not replaced yet. The slots of stand-ins come after the
+    slots of the ``places``.
+
+    ``written``, ``replaced``: see :class:`CacheSlots`.
+    """
+    ends = []
+    for k, p in enumerate(passes):
+        last_place = max((row.last_visible for row in p.fed_rows), default=-1)
+        present = places + np.flatnonzero((written[places:] <= k) & (k < replaced[places:]))
+        ends.append(1 + max(last_place, int(present.max(initial=-1))))
+    return np.array(ends)
 
 
 def _needs_mask(passes: Sequence[Pass], end: np.ndarray, written: np.ndarray) -> np.ndarray:
@@ -136,7 +157,7 @@ def _needs_mask(passes: Sequence[Pass], end: np.ndarray, written: np.ndarray) ->
     ``end``, ``written``: see :class:`CacheSlots`.
     """
     # From pass completed_by[e] on, all slots below slot e are written.
-    completed_by = np.append(-1, np.maximum.accumulate(written))
+    completed_by = np.append(ALWAYS, np.maximum.accumulate(written))
     some_slot_is_unwritten = completed_by[end] > np.arange(len(passes))
 
     least_visible = np.array([min((row.last_visible for row in p.fed_rows), default=-1) for p in passes])

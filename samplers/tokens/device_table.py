@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...networks.torch_state import to_device
-from .cache_slots import CacheSlots
+from .cache_slots import ALWAYS, NEVER, CacheSlots
 from .schedule import Schedule
 from .schedule_table import schedule_table
 
@@ -40,11 +40,17 @@ class DeviceTable:
 
     Attributes:
         table, slots: the table and the slots on the host.
-        fed_cell, position, last_visible, row_pass: as in the table.
-        transition_token: as in the table; None if the schedule feeds no transition tokens.
+        fed_cell: for each fed row, the cell whose token is fed.
+        transition_token: for each fed row, the index of PAR's transition token, or -1; None if the schedule feeds no
+            transition tokens.
+        position: for each fed row, the position at which the token is fed.
+        cache_slot: for each fed row, the slot that it writes, counted from the first slot of the cache.
+        last_visible: for each fed row, the last place to which the row attends.
+        row_pass: for each fed row, the pass that feeds it.
         row_in_pass: for each cell, the index of the row that predicts it, counted from the first row of the pass.
-        cache_slot: for each row, the slot that it writes, counted from the first slot of the cache.
-        place, written, replaced: as in the slots, but the entries for the condition's slots come first.
+        place: for each slot of the cache, the place that the slot holds; -1 for the condition's slots.
+        written: for each slot, the first pass in which it is visible.
+        replaced: for each slot, the first pass in which a different slot holds the place.
     """
 
     def __init__(self, schedule: Schedule, slots: CacheSlots, prefix: int, device: torch.device):
@@ -62,11 +68,11 @@ class DeviceTable:
 
         self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
 
-        # The condition's slots come first. Their place is -1, and they are present in all passes, so every row attends
-        # to them.
+        # The condition's slots come first. Their place is -1, before all places, and they are present in all passes. So
+        # every row attends to them.
         self.place = to_device(np.concatenate([np.full(prefix, -1), slots.place]), device)
-        self.written = to_device(np.concatenate([np.full(prefix, -1), slots.written]), device)
-        self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), slots.replaced]), device)
+        self.written = to_device(np.concatenate([np.full(prefix, ALWAYS), slots.written]), device)
+        self.replaced = to_device(np.concatenate([np.full(prefix, NEVER), slots.replaced]), device)
 
     def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
         """The fed rows of pass k, and the indices of the fed rows that predict the n cells of the pass, int64 [n]. The
