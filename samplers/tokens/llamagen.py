@@ -6,7 +6,7 @@ Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalab
 
 from __future__ import annotations
 
-from ...networks.llama import TokenModel
+from ...networks.llama import FEATURES, TokenModel
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler
@@ -49,5 +49,5 @@ def llamagen(
     """
     check(model, settings)
     # A de-tokenizer has its own name in reports, because its reports are compared only with a de-tokenizer's reports.
-    name = "tar" if model.condition == "features" else "llamagen"
+    name = "tar" if model.condition == FEATURES else "llamagen"
     return decode_settings(name, model, condition, settings, noise, edit)

@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from ...errors import UserError
-from ...networks.llama import TokenModel
+from ...networks.llama import FEATURES, TokenModel
 from ...reports.record import Report
 from ..conditioning import AnyCondition
 from ..editing import Edit
@@ -257,7 +257,7 @@ def check(model: TokenModel, settings: PARSettings) -> None:
         UserError: the model is a Tar de-tokenizer or a Janus; the network was not trained for the grouping; the regions
             do not tile the grid; or the settings need guidance, but the model was trained without a null class.
     """
-    if model.condition == "features":
+    if model.condition == FEATURES:
         raise UserError(
             f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; choose a PAR model, or "
             "use the LlamaGen Sampler or the ZipAR Sampler."

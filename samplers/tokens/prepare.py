@@ -38,7 +38,8 @@ class PreparedCondition:
     the logits of the null condition.
     """
 
-    # Labels, int64 [B]; features, [B, n, E]; or token ids of prompts, int64 [B, n], or [U, n] for U distinct prompts.
+    # Labels, int64 [B]; features, [B, n, width]; or token ids of prompts, int64 [B, n], or [U, n] for U distinct
+    # prompts.
     entries: Tensor
     lengths: Tensor | None = None  # int64 [B] or [U], number of valid rows of each entry; None if all are valid
     # int64 [B], the index in ``entries`` of every image's prompt; None if every image has its own entry.
@@ -51,8 +52,9 @@ class PreparedCondition:
         return 2 if self.part_share > 0 else 1
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
-        """The condition rows, [R, n, C]. R is the number of entries times the number of branches.
-        ``null``: whether the null branch is one of the branches.
+        """The condition rows of E entries in P branches, [P E, n, C]: all entries of the first branch, then all entries
+        of the next branch. E is B, or U if several images share a prompt. ``null``: whether the null branch is one of
+        the branches.
         """
         return net.prefix(self.entries, self.lengths, guided=null)
 
@@ -85,7 +87,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     else:
         expect_kind(condition, model.condition, model.name)
 
-    # 3. Each kind of condition has its own packing function. Only a Janus reads prompts.
+    # 3. Each kind of condition has its own packing function. Of the token models, only a Janus reads a PromptCondition.
     if isinstance(condition, ClassCondition):
         return _pack_labels(model, condition, device)
     if isinstance(condition, TextCondition | FeatureCondition):
@@ -100,7 +102,7 @@ def _features_for(model: TokenModel, condition: CodeCondition) -> FeatureConditi
     """Convert semantic codes with the TA-Tok of a de-tokenizer, see :func:`features_of`.
 
     Raises:
-        UserError: the model has no TA-Tok; or see :func:`features_of`.
+        UserError: the model has no TA-Tok. :func:`features_of` states further errors.
     """
     if model.ta_tok is None:
         raise UserError(

@@ -19,7 +19,18 @@ position: the token of a different cell. For example, ZipAR with window 1 on 3 x
 The *place* of a token is its index in the order in which the model was trained to read tokens. A fed row attends to the
 tokens at all places up to its ``last_visible``. In a model that predicts the next token, the place is the number of the
 cell, counted in raster order. A PAR has its own order (``par.py``). The places also determine the slots of the KV
-cache, see ``cache_slots.py``.
+cache (``cache_slots.py``). These four numbers of a fed token usually are the same number. They differ in a stand-in and
+in a PAR::
+
+    fed token                              cell    position   place              slot
+    of cell c, predicting the next token   c       c          c                  c
+    of cell s, as a stand-in for cell c    s       c          c                  c, or its own slot in windows
+    of cell c, in a PAR                    c       c          in PAR's order     the place
+    PAR's transition token                 none    none       in PAR's order     the place
+
+Only in MuLo-SD does a schedule decide a part of the grid (``mulosd/blocks.py``). Some cells at the start of the grid
+are then *known*: they are decided and in the cache before the schedule begins. No prefill is needed, so the first pass
+is empty. Known cells whose tokens may have changed since they were fed are *fed again*.
 """
 
 from __future__ import annotations
@@ -62,9 +73,7 @@ class Schedule:
 
     grid: int  # side of the grid in cells
     passes: tuple[Pass, ...]
-    # Number of cells at the start of the grid that are already decided and cached. If it is above 0, the first pass is
-    # empty.
-    known: int = 0
+    known: int = 0  # number of known cells, see the top of this file; 0 except in MuLo-SD
 
 
 def next_token_passes(
@@ -82,8 +91,8 @@ def next_token_passes(
         groups: the cells of each group.
         grid: side of the grid.
         cfg_steps: the ``cfg_step`` of every group, see :class:`Pass`.
-        known: number of cells that are already decided, see :class:`Schedule`.
-        fed_again: number of known cells, the last ones, that the pass of the first group feeds once more.
+        known: number of known cells, see the top of this file; 0 except in MuLo-SD.
+        fed_again: number of known cells, the last ones, that the pass of the first group feeds again.
     """
     passes = []
     decided = set(range(known))
