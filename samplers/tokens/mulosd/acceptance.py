@@ -109,10 +109,13 @@ def reject_all_but_share(
     count = pool.shape[1]
     accepted = round(share * (tokens_before + count)) - round(share * tokens_before)
 
-    # Sort by ``own_probability``, then by the rounded ``pool``. The second sort is stable: tokens with the same rounded
-    # value keep the order of the first sort.
-    order = torch.arange(count, device=pool.device).expand_as(pool)
-    for key in (pool if own_probability is None else own_probability, (pool * 1e4).round()):
-        permutation = key.gather(1, order).sort(dim=1, descending=True, stable=True).indices
-        order = order.gather(1, permutation)
+    # 1. Sort by the second criterion, highest first.
+    second = pool if own_probability is None else own_probability
+    by_second = second.sort(dim=1, descending=True, stable=True).indices
+
+    # 2. Sort the result by the first criterion. This sort is stable: tokens with the same rounded value keep the order
+    #    of the first sort.
+    first = (pool * 1e4).round()
+    by_first = first.gather(1, by_second).sort(dim=1, descending=True, stable=True).indices
+    order = by_second.gather(1, by_first)
     return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)
