@@ -85,8 +85,8 @@ class Step:
 
     # Progress: ``done`` of ``total``. Most samplers count passes, called AR steps in MAR. In FastHybrid, the images may
     # be at different AR steps, so ``done`` is the mean over the images. BitDance counts calls of the diffusion head.
-    # tokens/jacobi.py counts the cells whose values are certain. MuLo-SD counts each cell twice, see Block in
-    # tokens/mulosd/blocks.py.
+    # tokens/jacobi.py counts the cells whose values are certain. MuLo-SD counts each cell twice, see progress_of_draft
+    # in tokens/mulosd/blocks.py.
     done: int
     total: int
     report: Report  # the report of the run, with the counts so far

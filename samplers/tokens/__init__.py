@@ -12,6 +12,7 @@ The files in reading order:
 - ``device_table.py``: the fed tokens and their slots, in tensors on the device;
 - ``looks.py``: the transformer with its KV cache;
 - ``token_noise.py``, ``distribution.py``, ``sampling.py``: from the transformer's output to tokens;
+- ``first_pass.py``: the prefill, which decides the first cells;
 - ``jacobi.py``, ``jacobi_window.py``: several passes in one call of the transformer;
 - ``decode.py``: runs any schedule that is known before the first pass;
 - ``llamagen.py``, ``zipar.py``, ``par.py``, ``tar.py``: the samplers with such a schedule, and Tar's first stage;

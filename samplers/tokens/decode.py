@@ -20,8 +20,10 @@ from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler, run_passes
+from .cache_slots import serial_slots
 from .canvas import TokenCanvas, token_canvas
-from .device_table import plan_on_device
+from .device_table import later_passes_on_device
+from .first_pass import run_first_pass
 from .jacobi import decode_in_windows, padded_row_count
 from .looks import CachedTransformer, ScheduleLook, last_guided_pass
 from .prepare import PreparedCondition
@@ -60,9 +62,7 @@ def decode_schedule(
     penalty: float = 1.0,
 ) -> Sampler:
     """Run a schedule pass by pass or, if ``parallel`` is above 1, in windows of ``parallel`` passes (``jacobi.py``).
-
-    With 16-bit weights, the passes also run in windows at ``parallel`` 1. The image is then identical for all values
-    from 1 to the side of the image in tokens. In fp32, the passes run without windows at 1, as at 0.
+    :func:`runs_in_windows` states what ``parallel`` does in 16 bits and in fp32.
 
     Args:
         canvas, condition: the canvas and the packed condition, see :func:`.token_canvas`.
@@ -76,26 +76,58 @@ def decode_schedule(
     holds the index of the pass or call that decided a cell, or -1 for a cell that an edit fixes.
     """
     in_16_bit = is_16_bit(canvas.model.net)
-    in_windows = parallel > 1 or (parallel == 1 and in_16_bit)
+    in_windows = runs_in_windows(parallel, in_16_bit)
     padded_to = padded_row_count(schedule, parallel) if in_windows and in_16_bit else 0
 
-    guided = guided_passes(canvas.sampling, schedule)
     first_value = span[0] if span else 0
     draw = TokenDraw(
         canvas,
-        guided,
         stream,
         span=span,
         penalty=penalty,
         part_share=condition.part_share,
         padded_to=padded_to,
     )
+    transformer = CachedTransformer(canvas, condition, first_value, padded_to)
     if in_windows:
-        transformer = CachedTransformer(canvas, condition, first_value, padded_to)
         return (yield from decode_in_windows(canvas, transformer, draw, schedule, parallel))
+    return (yield from _decode_pass_by_pass(canvas, transformer, draw, schedule))
 
-    look = ScheduleLook(canvas, condition, schedule, last_guided_pass(guided), first_value=first_value)
-    plan = plan_on_device(schedule, canvas.device)
-    canvas.total = len(plan)
-    yield from run_passes(canvas, plan, look, draw)
+
+def runs_in_windows(parallel: int, in_16_bit: bool) -> bool:
+    """Whether the passes run in windows. In 16 bits, all calls of windows are padded to one shape::
+
+        parallel    in 16 bits                            in fp32
+        0           pass by pass                          pass by pass
+        1           in windows of one pass, padded        pass by pass
+        above 1     in windows, padded                    in windows
+
+    In 16 bits, the image is identical for all values from 1 to the side of the image in tokens. A value of 0 rounds
+    differently. In fp32, the image is identical for all values.
+    """
+    if in_16_bit:
+        return parallel >= 1
+    return parallel > 1
+
+
+def _decode_pass_by_pass(
+    canvas: TokenCanvas, transformer: CachedTransformer, draw: TokenDraw, schedule: Schedule
+) -> Sampler:
+    """Run the passes of a schedule one after another. Yields a step after each pass."""
+    guided = guided_passes(canvas.sampling, schedule)
+    last_guided = last_guided_pass(guided)
+    reads_null = [k <= last_guided for k in range(len(guided))]
+    canvas.total = len(guided)
+
+    # 1. The prefill.
+    slots = serial_slots(schedule).count_without_padding
+    run_first_pass(canvas, transformer, draw, schedule, slots, reads_null[0])
+    look = ScheduleLook(transformer, schedule, reads_null)
+    later_passes = later_passes_on_device(schedule, canvas.device)
+    yield from canvas.yield_step(1)
+
+    # 2. The other passes.
+    yield from run_passes(
+        canvas, later_passes, look, draw.of_schedule(schedule), lambda done: canvas.yield_step(1 + done)
+    )
     return canvas.finish()

@@ -109,8 +109,12 @@ class DeviceTable:
         return is_visible & is_present
 
 
-def plan_on_device(schedule: Schedule, device: torch.device) -> dict[int, Tensor]:
-    """The plan for :func:`.engine.run_passes`: for each pass, the cells that it decides, int64 [n] on the device."""
+def later_passes_on_device(schedule: Schedule, device: torch.device) -> dict[int, Tensor]:
+    """The plan for :func:`.engine.run_passes` of the passes after the first one: for each pass, the cells that it
+    decides, int64 [n] on the device.
+    """
     table = schedule_table(schedule)
     cells = to_device(torch.from_numpy(table.cells[:-1]), device)
-    return dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))
+    plan = dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))
+    del plan[0]
+    return plan

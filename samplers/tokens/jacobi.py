@@ -39,9 +39,10 @@ from ..engine import Sampler
 from .cache_slots import window_slots
 from .canvas import TokenCanvas
 from .device_table import DeviceTable
+from .first_pass import run_first_pass
 from .jacobi_window import Window, WindowGuidance
 from .looks import CachedTransformer, chosen_rows
-from .sampling import TokenDraw
+from .sampling import TokenDraw, guided_passes
 from .schedule import Schedule
 from .schedule_table import schedule_table
 
@@ -70,12 +71,9 @@ def decode_in_windows(
     _add_remarks(canvas, schedule, width)
 
     # 1. The prefill. It reads the condition, and predicts the cells of the first pass.
-    first = to_device(np.array(schedule.passes[0].cells, np.int64), canvas.device)
-    with canvas.clock.phase(canvas.phases[0]):
-        hidden = transformer.prefill(any(draw.guided_by_pass), window_slots(schedule).count)
-    with canvas.clock.phase(canvas.phases[1]):
-        canvas.decide(first, draw(0, first, hidden.expand(-1, len(first), -1)), 0)
-    yield from canvas.yield_step(len(first))
+    guided = guided_passes(canvas.sampling, schedule)
+    run_first_pass(canvas, transformer, draw, schedule, window_slots(schedule).count, null=any(guided))
+    yield from canvas.yield_step(len(schedule.passes[0].cells))
 
     # 2. The other passes, in windows. If all calls must have one shape, nothing may leave the batch.
     has_one_shape = transformer.padded_to > 0
@@ -128,7 +126,7 @@ def jacobi_calls(
     """
     passes = len(schedule.passes)
     device_table = DeviceTable(schedule, window_slots(schedule), transformer.cache.prefix, canvas.device)
-    guiding = WindowGuidance(draw.guided_by_pass, may_leave.null_branch)
+    guiding = WindowGuidance(guided_passes(canvas.sampling, schedule), may_leave.null_branch)
     window = Window(canvas, schedule, width)
     call = 0
     while window.certain < passes:

@@ -1,7 +1,7 @@
 """The transformer of a token model with its KV cache, and the look that runs the passes of a schedule.
 
 :class:`CachedTransformer` feeds tokens. :class:`ScheduleLook` is a *look* (``engine.py``): a function that runs the
-transformer in each pass. ``device_table.py`` has the fed rows of each pass.
+transformer in each pass after the prefill. ``device_table.py`` has the fed rows of each pass.
 
 Shapes: B images with L cells each; R batch rows, one for each image in each branch of guidance; m fed rows. A *hidden
 row* is the transformer's output for a fed row, of width C.
@@ -121,48 +121,26 @@ class CachedTransformer:
         self.cache.keep(torch.cat([remaining + branch * images for branch in range(branches)]))
 
 
-class ScheduleLook(CachedTransformer):
-    """Runs the passes of a schedule one after another. The first pass is the prefill.
+class ScheduleLook:
+    """Runs the passes of a schedule after the first one, see :func:`.first_pass.run_first_pass`.
 
     Args:
-        canvas, condition, first_value: as for :class:`CachedTransformer`.
+        transformer: its cache holds the condition and the known cells of the schedule.
         schedule: the passes.
-        last_guided: the last pass that reads the null condition. Below 0, no pass reads it. At math.inf, all passes do.
-        slots: number of image slots of the cache; None: the number that the schedule needs.
+        reads_null: for each pass of the schedule, whether it feeds the null branch.
     """
 
-    table: DeviceTable  # follow makes it after the prefill, when the number of the condition's slots is known
-
-    def __init__(
-        self,
-        canvas: TokenCanvas,
-        condition: PreparedCondition,
-        schedule: Schedule,
-        last_guided: float,
-        slots: int | None = None,
-        *,
-        first_value: int = 0,
-    ):
-        super().__init__(canvas, condition, first_value)
-        self.schedule = schedule
-        self.last_guided = last_guided
-        self.slots = slots
+    def __init__(self, transformer: CachedTransformer, schedule: Schedule, reads_null: Sequence[bool]):
+        canvas = transformer.canvas
+        self.transformer = transformer
+        self.reads_null = reads_null
+        self.table = DeviceTable(schedule, serial_slots(schedule), transformer.cache.prefix, canvas.device)
 
     def __call__(self, k: int, cells: Tensor) -> Tensor:
         """Run pass k, and return the hidden rows [R, n, C] that predict its n ``cells``."""
-        if k == 0:
-            slots = serial_slots(self.schedule).count_without_padding if self.slots is None else self.slots
-            hidden = self.prefill(self.last_guided >= 0, slots)
-            self.follow(self.schedule)
-            return hidden.expand(-1, len(cells), -1)
-
         fed, predicted_by = self.table.pass_rows(k)
-        return self.feed(self.canvas.values, fed, k <= self.last_guided)[:, predicted_by]
-
-    def follow(self, schedule: Schedule) -> None:
-        """Run the passes of ``schedule`` from now on. The cache must already hold the known cells of this schedule."""
-        self.schedule = schedule
-        self.table = DeviceTable(schedule, serial_slots(schedule), self.cache.prefix, self.canvas.device)
+        hidden = self.transformer.feed(self.transformer.canvas.values, fed, self.reads_null[k])
+        return hidden[:, predicted_by]
 
 
 def last_guided_pass(guided: Sequence[bool]) -> int:

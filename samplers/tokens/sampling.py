@@ -1,8 +1,8 @@
 """From the transformer's hidden rows to tokens: logits, guidance, and sampling with paired noise.
 
-:class:`TokenDraw` samples the tokens in a generation; it is the *draw* of ``engine.py``. Two functions do the work:
-first :func:`guided_logits`, then :func:`tokens_from_logits`. :func:`tokens_from_hidden` calls the two functions, and
-may be recorded as a CUDA graph.
+:class:`TokenDraw` samples the tokens in a generation; :meth:`TokenDraw.of_schedule` is the *draw* of ``engine.py``.
+Two functions do the work: first :func:`guided_logits`, then :func:`tokens_from_logits`. :func:`tokens_from_hidden`
+calls the two functions, and may be recorded as a CUDA graph.
 
 Shapes: B images of L cells; R batch rows, one for each image in each branch (see :class:`.PreparedCondition`); n cells
 of a pass; C channels of a hidden row; V values of a token. The tokens of the images are int64 [B, L + 1], because the
@@ -12,7 +12,6 @@ last entry is for padding (see :class:`.TokenCanvas`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from ...networks.llama import Llama
 from ...networks.speed import recorded
 from ...networks.torch_state import to_device
+from ..engine import Draw
 from ..noise import CellNoise
 from .canvas import TokenCanvas
 from .distribution import gumbel_max, penalised
@@ -74,7 +74,6 @@ class TokenDraw:
 
     Args:
         canvas: the images.
-        guided_by_pass: for each pass, whether guidance is applied. Only :meth:`__call__` needs it.
         stream: name of the stream of random numbers, see :class:`.TokenNoise`.
         span, penalty, part_share, padded_to: see :class:`DrawSetup`.
     """
@@ -82,7 +81,6 @@ class TokenDraw:
     def __init__(
         self,
         canvas: TokenCanvas,
-        guided_by_pass: Sequence[bool] = (),
         stream: str = "token",
         *,
         span: tuple[int, int] | None = None,
@@ -92,7 +90,6 @@ class TokenDraw:
     ) -> None:
         self.canvas = canvas
         self.net = canvas.model.net
-        self.guided_by_pass = guided_by_pass
         self.stream = stream
         self.noise: TokenNoise = canvas.noise
         low, high = span or (0, self.net.config.vocab)
@@ -108,13 +105,16 @@ class TokenDraw:
             padded_to=padded_to,
         )
 
-    def __call__(self, k: int, cells: Tensor, hidden: Tensor) -> Tensor:
-        """Sample the tokens, int64 [B, n], of the n ``cells`` of pass ``k`` from their ``hidden`` rows, [R, n, C]."""
-        return self.tokens(hidden, Guidance(self.guided_by_pass[k]), cells, self.canvas.values)
+    def of_schedule(self, schedule: Schedule) -> Draw:
+        """The draw of :func:`.engine.run_passes` for a schedule: a function of a pass k, its n cells, and their hidden
+        rows, [R, n, C]. It returns the cells' tokens, int64 [B, n].
+        """
+        guided = guided_passes(self.canvas.sampling, schedule)
 
-    def follow(self, schedule: Schedule) -> None:
-        """Let :meth:`__call__` sample the passes of ``schedule`` from now on."""
-        self.guided_by_pass = guided_passes(self.canvas.sampling, schedule)
+        def draw_pass(k: int, cells: Tensor, hidden: Tensor) -> Tensor:
+            return self.tokens(hidden, Guidance(guided[k]), cells, self.canvas.values)
+
+        return draw_pass
 
     def tokens(self, hidden: Tensor, guidance: Guidance, cells: Tensor, so_far: Tensor) -> Tensor:
         """Sample tokens, int64 [B, n], for cells.
@@ -126,15 +126,15 @@ class TokenDraw:
             so_far: all tokens of the images so far, int64 [B, L + 1], for the repetition penalty.
         """
         so_far_if_penalised = so_far if self.setup.penalty != 1 else None  # a recorded function copies all arguments
-        new, *norms = tokens_from_hidden(self.net, self.setup, hidden, guidance, cells, so_far_if_penalised)
-        self.canvas.watch(*norms)
-        return new
+        new = tokens_from_hidden(self.net, self.setup, hidden, guidance, cells, so_far_if_penalised)
+        self.canvas.watch(*new.norms)
+        return new.tokens
 
     def logits(self, hidden: Tensor, guidance: Guidance) -> Tensor:
         """The logits of hidden rows [R, n, C] after classifier-free guidance, fp32 [B, n, V]."""
-        logits, *norms = guided_logits(self.net, self.setup, hidden, guidance)
-        self.canvas.watch(*norms)
-        return logits
+        guided = guided_logits(self.net, self.setup, hidden, guidance)
+        self.canvas.watch(*guided.norms)
+        return guided.logits
 
     def for_images(self, images: np.ndarray) -> TokenDraw:
         """The draw for some of the B images. ``images``: the indices of these images, int64 [A]."""
@@ -148,6 +148,27 @@ class TokenDraw:
         return some
 
 
+class Norms(NamedTuple):
+    """The norms of a draw, fp32 [] each. If a value is not finite, the norm of its tensor is not finite."""
+
+    logits: Tensor
+    hidden: Tensor
+
+
+class NewTokens(NamedTuple):
+    """The result of :func:`tokens_from_hidden`."""
+
+    tokens: Tensor  # int64 [B, n]
+    norms: Norms
+
+
+class GuidedLogits(NamedTuple):
+    """The result of :func:`guided_logits`."""
+
+    logits: Tensor  # fp32 [B, n, V]
+    norms: Norms
+
+
 @recorded
 def tokens_from_hidden(
     net: Llama,
@@ -156,22 +177,17 @@ def tokens_from_hidden(
     guidance: Guidance,
     cells: Tensor,
     so_far: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample tokens, int64 [B, n], from the hidden rows that predict them. Also returns the two norms from
-    :func:`guided_logits`.
+) -> NewTokens:
+    """Sample tokens from the hidden rows that predict them.
 
     For the arguments see :func:`guided_logits` and :func:`tokens_from_logits`.
     """
-    logits, largest, norm = guided_logits(net, setup, hidden, guidance)
-    return tokens_from_logits(setup, logits, cells, so_far), largest, norm
+    guided = guided_logits(net, setup, hidden, guidance)
+    return NewTokens(tokens_from_logits(setup, guided.logits, cells, so_far), guided.norms)
 
 
-def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply guidance to the logits of ``hidden`` rows, [R, n, C].
-
-    Returns the logits, fp32 [B, n, V], the norm of these logits, and the norm of the hidden rows, fp32 [] each. If a
-    value is not finite, the norm of its tensor is not finite.
-    """
+def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidance) -> GuidedLogits:
+    """Apply guidance to the logits of ``hidden`` rows, [R, n, C]."""
     # 1. The logits of all branches. The first branch reads the condition. There may be a branch that reads a part of
     #    the condition, and a branch that reads the null condition.
     cells = hidden.shape[1]
@@ -195,7 +211,8 @@ def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidan
     # The norm of the logits is computed here, because top-k and top-p later set logits to -inf on purpose. The norm of
     # the hidden rows finds a further fault: if the squares of a row overflow, RMSNorm turns the row into zeros. The
     # logits are then finite, but wrong.
-    return mixed, torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float())
+    norms = Norms(torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float()))
+    return GuidedLogits(mixed, norms)
 
 
 def tokens_from_logits(setup: DrawSetup, logits: Tensor, cells: Tensor, so_far: Tensor | None) -> Tensor:

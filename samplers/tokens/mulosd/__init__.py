@@ -117,7 +117,7 @@ def mulosd(
     verifier = BlockVerifier(canvas, prepared, neighbours)
     repairs: list[Repair] = []
 
-    canvas.total = 2 * canvas.cells  # each cell counts twice, see Block
+    canvas.total = 2 * canvas.cells  # each cell counts twice, see progress_of_draft
     for block in blocks:
         # 1. The draft model generates the draft rows of the block.
         yield from drafter.generate(block)
@@ -125,8 +125,8 @@ def mulosd(
         # 2. The up-sampler enlarges the draft.
         enlarge_draft(block, drafter.canvas, canvas, up_sampler)
 
-        # 3. One pass of the target verifies every draft token of the block. ``rejected`` is R_T. The index of the pass
-        #    counts the passes of both models, because they share the report.
+        # 3. One pass of the target verifies every draft token of the block. ``rejected`` is R_T. Passes are numbered
+        #    from 0, over both models, because they share the report. So the index of the next pass is the count so far.
         verifying_pass = canvas.report.counts["transformer_passes"]
         hidden, rejected = verifier.verify(block)
 

@@ -6,10 +6,10 @@ the draft's grid. B is the number of images. Stages 1, 2 and 6 are stages of the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ from ...engine import Step, run_passes
 from ..cache_slots import serial_slots, window_slots
 from ..canvas import TokenCanvas, blank_canvas
 from ..defaults import sampling_of
-from ..device_table import plan_on_device
+from ..device_table import later_passes_on_device
+from ..first_pass import run_first_pass
 from ..jacobi import MayLeave, jacobi_calls
-from ..looks import ScheduleLook
+from ..looks import CachedTransformer, ScheduleLook
 from ..prepare import prepare
 from ..sampling import TokenDraw
 from ..schedule import Schedule, next_token_passes
@@ -33,7 +34,7 @@ from .upsampling import UpSampling
 
 @dataclass(frozen=True)
 class Block:
-    """Some grid rows of the draft, the *draft rows*, and the *cells* of the target's grid that these rows cover.
+    """Some grid rows of the draft (the *draft rows*) and the cells of the target's grid that these rows cover.
 
     For example, a draft of 6 x 6 tokens with r = 2 has a target of 12 x 12 cells. If every block has 2 draft rows, the
     second of the three blocks is::
@@ -42,9 +43,6 @@ class Block:
         0, 1   decided                 0 to  47   decided; the target feeds them again with this block
         2, 3   in this block          48 to  95   in this block
         4, 5   later                  96 to 143   later
-
-    The progress counts each cell twice: when the cell is drafted, and when it is final. It does not count passes,
-    because the number of passes that resample a block is not known until the target has verified the block.
     """
 
     ratio: int  # r
@@ -56,15 +54,6 @@ class Block:
     @property
     def is_first(self) -> bool:
         return self.cells.start == 0
-
-    def progress_of_draft(self, passes: int) -> int:
-        """The progress, in cells, when the draft model has made ``passes`` passes in the block."""
-        planned = sum(1 for p in self.schedule.passes if p.cells)  # an empty first pass does not run
-        return 2 * self.cells.start + len(self.cells) * passes // planned
-
-    def progress_of_repair(self, passes: int, planned: int) -> int:
-        """The progress, in cells, when ``passes`` of the ``planned`` passes that resample the block are done."""
-        return 2 * self.cells.start + len(self.cells) + len(self.cells) * passes // planned
 
 
 def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Block]:
@@ -84,8 +73,9 @@ def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Blo
 
 @lru_cache(maxsize=64)
 def draft_schedule(draft_side: int, zipar_window: int, known_rows: int, new_rows: int, rows_fed_again: int) -> Schedule:
-    """Passes in which the draft model generates the draft rows of a block. The ``cfg_step`` of a pass is the number of
-    tokens decided before the pass, minus 1. So *cfg_interval* counts tokens as in serial decoding.
+    """Passes in which the draft model generates the draft rows of a block. A pass is
+    guided if its ``cfg_step`` is at most the setting *cfg_interval*. The ``cfg_step`` is the number of tokens decided
+    before the pass, minus 1, as in serial decoding. So guidance ends after the same number of tokens.
 
     Args:
         draft_side: side of the draft's grid.
@@ -137,16 +127,15 @@ class BlockDrafter:
         prepared = prepare(model, condition, model.device)
         self.target_canvas = target_canvas
         self.canvas = draft_canvas(target_canvas, model, ratio=blocks[0].ratio)
+        self.transformer = CachedTransformer(self.canvas, prepared)
         self.draw = TokenDraw(self.canvas, stream="draft")
         self.window_width = target_canvas.settings.draft_parallel
+        self.slots = self._slots_for(blocks)
         # In windows, a finished image may leave the batch, unless a later block needs the image's keys and values.
         self.may_leave = MayLeave(images=len(blocks) == 1, null_branch=True)
-
         # With guidance, the prefill and all serial passes read the null condition too, whatever cfg_interval is. So the
         # cache has the null branch for all blocks.
-        last_guided = math.inf if self.canvas.sampling.uses_guidance else -1
-        slots = self._slots_for(blocks)
-        self.look = ScheduleLook(self.canvas, prepared, blocks[0].schedule, last_guided, slots=slots)
+        self.reads_null = self.canvas.sampling.uses_guidance
 
     @property
     def in_windows(self) -> bool:
@@ -163,38 +152,31 @@ class BlockDrafter:
 
     def generate(self, block: Block) -> Iterator[Step]:
         """Stage 1: generate the draft rows of a block. Yields a step after every pass of the draft model."""
-        self.draw.follow(block.schedule)
-        if self.in_windows:
-            yield from self._generate_in_windows(block)
-        else:
-            yield from self._generate_serially(block)
+        planned = sum(1 for p in block.schedule.passes if p.cells)  # an empty first pass does not run
+        for done, _ in enumerate(self._passes(block), 1):
+            self.canvas.report.add(draft_passes=1)
+            progress = progress_of_draft(block, done, planned)
+            yield from self.target_canvas.yield_step(progress, partial(self._view_with_draft, block))
 
-    def _generate_serially(self, block: Block) -> Iterator[Step]:
-        """Generate a block pass by pass."""
-        plan = plan_on_device(block.schedule, self.canvas.device)
-        if not block.is_first:
-            del plan[0]  # this pass is empty: the prefill of the first block has already read the condition
-            self.look.follow(block.schedule)
-        yield_step = partial(self._count_and_yield_step, block)
-        yield from run_passes(self.canvas, plan, self.look, self.draw, yield_step)
+    def _passes(self, block: Block) -> Iterator[Any]:
+        """Run the passes of a block. Yields after every pass or, in windows, after every call. The values are unused."""
+        schedule = block.schedule
 
-    def _generate_in_windows(self, block: Block) -> Iterator[Step]:
-        """Generate a block in windows of several passes. In the first block, the prefill runs before the windows."""
-        yield_step = partial(self._count_and_yield_step, block)
-        passes_so_far = 0
+        # 1. The first block begins with the prefill. In later blocks, the first pass is empty.
         if block.is_first:
-            passes_so_far = 1
-            plan = plan_on_device(block.schedule, self.canvas.device)
-            yield from run_passes(self.canvas, {0: plan[0]}, self.look, self.draw, yield_step)
+            run_first_pass(self.canvas, self.transformer, self.draw, schedule, self.slots, self.reads_null)
+            yield
 
-        calls = jacobi_calls(self.canvas, self.look, self.draw, block.schedule, self.window_width, self.may_leave)
-        for done, _ in enumerate(calls, passes_so_far + 1):
-            yield from yield_step(done)
-
-    def _count_and_yield_step(self, block: Block, done: int) -> Iterator[Step]:
-        """Count a pass of the draft model and yield the partial result, after ``done`` passes of the block."""
-        self.canvas.report.add(draft_passes=1)
-        return self.target_canvas.yield_step(block.progress_of_draft(done), partial(self._view_with_draft, block))
+        # 2. The other passes.
+        if self.in_windows:
+            yield from jacobi_calls(
+                self.canvas, self.transformer, self.draw, schedule, self.window_width, self.may_leave
+            )
+        else:
+            look = ScheduleLook(self.transformer, schedule, [self.reads_null] * len(schedule.passes))
+            plan = later_passes_on_device(schedule, self.canvas.device)
+            draw = self.draw.of_schedule(schedule)
+            yield from run_passes(self.canvas, plan, look, draw, yield_step=_yield_once)
 
     @torch.inference_mode(False)
     def _view_with_draft(self, block: Block) -> tuple[Tensor, Tensor]:
@@ -211,6 +193,27 @@ class BlockDrafter:
         )
         drafted[:, : block.draft_rows.start * ratio] = False
         return torch.where(drafted, draft_tokens, tokens), decided | drafted
+
+
+def _yield_once(done: int) -> Iterator[Any]:
+    """Takes the place of a canvas's ``yield_step``, because :meth:`BlockDrafter.generate` yields the steps."""
+    yield done
+
+
+def progress_of_draft(block: Block, done: int, planned: int) -> int:
+    """The progress, in cells, when the draft model has made ``done`` of its ``planned`` passes in a block.
+
+    The progress counts each cell twice: when the cell is drafted, and when it is final. It does not count passes,
+    because the number of passes that resample a block is not known until the target has verified the block.
+    """
+    return 2 * block.cells.start + len(block.cells) * done // planned
+
+
+def progress_of_repair(block: Block, done: int, planned: int) -> int:
+    """The progress, in cells, when ``done`` of the ``planned`` passes that resample a block are done. See
+    :func:`progress_of_draft`.
+    """
+    return 2 * block.cells.start + len(block.cells) + len(block.cells) * done // planned
 
 
 def draft_canvas(target_canvas: TokenCanvas, model: TokenModel, ratio: int) -> TokenCanvas:

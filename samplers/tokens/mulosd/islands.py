@@ -108,10 +108,10 @@ def find_islands(region: np.ndarray) -> np.ndarray:
     cells = height * width
     inside = torch.from_numpy(np.ascontiguousarray(region))  # torch does not read arrays with negative strides
 
-    # 1. The weights of the cells decrease in raster order, and the weight outside the region is 0. Every cell repeatedly
-    #    takes the greatest weight among itself and its neighbours in the region. After i rounds, a cell has the greatest
-    #    weight of its island within i steps from cell to cell. When a round changes nothing, each cell has the greatest
-    #    weight of its whole island, which is the weight of the island's first cell.
+    # 1. The weights of the cells decrease in raster order, and the weight outside the region is 0. Every cell
+    #    repeatedly takes the greatest weight among itself and its neighbours in the region. After i rounds, a cell has
+    #    the greatest weight of its island within i steps from cell to cell. When a round changes nothing, each cell has
+    #    the greatest weight of its whole island, which is the weight of the island's first cell.
     weight = torch.arange(cells, 0, -1, dtype=torch.float32).view(height, width) * inside
     greatest = weight
     while True:

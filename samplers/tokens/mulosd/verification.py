@@ -28,7 +28,7 @@ from ..looks import CachedTransformer, chosen_rows
 from ..prepare import PreparedCondition
 from ..sampling import TokenDraw, guidance_at
 from .acceptance import pooled, reject_all_but_share
-from .blocks import Block
+from .blocks import Block, progress_of_repair
 from .islands import Repair
 from .settings import MuLoSDSettings
 from .waves import Wave, waves_of_block
@@ -140,8 +140,8 @@ class BlockVerifier:
     def resample(
         self, block: Block, hidden: Tensor, repair: Repair, verifying_pass: int
     ) -> Iterator[tuple[int, Verdict]]:
-        """Stage 5: resample the islands of a block, one wave per pass. Yields after every wave: the progress (see
-        :class:`Block`), and the verdict, which has the cells of the wave and their new tokens.
+        """Stage 5: resample the islands of a block, one wave per pass. Yields after every wave: the progress
+        (:func:`.progress_of_repair`), and the verdict, which has the cells of the wave and their new tokens.
 
         Args:
             block: the block.
@@ -169,7 +169,7 @@ class BlockVerifier:
             tokens = self.sample(hidden, predicted_by, cells)
 
             verdict = Verdict(cells, tokens, verifying_pass + k, d_outcome.to(torch.uint8))
-            yield block.progress_of_repair(k + 1, len(waves)), verdict
+            yield progress_of_repair(block, k + 1, len(waves)), verdict
 
     def feed_wave(self, block: Block, wave: Wave) -> Tensor:
         """Feed the cells ``wave.fed`` of a block. Returns their hidden rows, [R, m, C]."""

@@ -18,7 +18,7 @@ from fastar_nodes.samplers.tokens.distribution import gumbel_max
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.looks import CachedTransformer
 from fastar_nodes.samplers.tokens.par import par_schedule
-from fastar_nodes.samplers.tokens.sampling import TokenDraw, guided_passes
+from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.tar import TarPromptSettings, tar_prompt
@@ -143,9 +143,8 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
         _, model, chosen = CASES[name]
         serial = run(*CASES[name])
         canvas, condition = token_canvas(name, model, condition_of(kind_of(model)), chosen, TokenNoise(5, (0, 1, 2)))
-        guided = guided_passes(canvas.sampling, schedule)
         transformer = CachedTransformer(canvas, condition)
-        one = finish(module.decode_in_windows(canvas, transformer, TokenDraw(canvas, guided), schedule, 1))
+        one = finish(module.decode_in_windows(canvas, transformer, TokenDraw(canvas), schedule, 1))
         assert torch.equal(one[0], serial[0])
         assert one.report.counts["transformer_passes"] == serial.report.counts["transformer_passes"]
         assert np.array_equal(one.report.maps["step"], serial.report.maps["step"]) and not one.report.counts["accepted"]
