@@ -13,11 +13,10 @@ from ...errors import UserError
 from ...networks.janus import JanusModel
 from ...networks.llama import TokenModel
 from ...networks.tar import TarModel
-from ...reports.record import Clock, Report
+from ...reports.record import Clock
 from ..conditioning import AnyCondition, ImagePromptCondition
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, start_report
-from ..settings import Settings
 from .defaults import sampling_of
 from .prepare import PreparedCondition, prepare
 from .settings import TokenSampling, TokenSettings
@@ -76,44 +75,30 @@ def token_canvas(
         report.remark(f"{model.name} is not known to have been trained to edit; the model may ignore the image")
 
     fixed_tokens = None
+    regenerated = None
     if edit is not None:
         fixed_tokens = fixed_tokens_of(edit, model.grid, len(condition)).to(model.device)
+        regenerated = fixed_tokens[:, : model.tokens] < 0
         report.edits = edit_digests(fixed_tokens, fixed_tokens < 0)
 
-    canvas = blank_canvas(
-        model, settings, noise, report, clock, side=model.grid, sampling=sampling, fixed_tokens=fixed_tokens
-    )
-    return canvas, prepared
-
-
-def blank_canvas(
-    model: TokenModel | TarModel,
-    settings: Settings,
-    noise: TokenNoise,
-    report: Report,
-    clock: Clock,
-    *,
-    side: int,
-    sampling: TokenSampling,
-    fixed_tokens: Tensor | None = None,
-    phases: tuple[str, str] = TokenCanvas.phases,
-) -> TokenCanvas:
-    """A canvas of ``side`` x ``side`` cells. Only the ``fixed_tokens`` are decided. The other arguments are fields of
-    :class:`TokenCanvas`.
-    """
-    return TokenCanvas(
+    canvas = TokenCanvas(
         model,
         settings,
         noise,
-        grid=(side, side),
-        values=torch.zeros(len(noise), side**2 + 1, dtype=torch.int64, device=model.device),
+        grid=(model.grid, model.grid),
+        values=blank_tokens(len(noise), model.grid, model.device),
         report=report,
-        regenerated=None if fixed_tokens is None else fixed_tokens[:, :-1] < 0,
-        phases=phases,
+        regenerated=regenerated,
         sampling=sampling,
         fixed_tokens=fixed_tokens,
         clock=clock,
     )
+    return canvas, prepared
+
+
+def blank_tokens(images: int, side: int, device: torch.device) -> Tensor:
+    """The values of a new :class:`TokenCanvas`: zeros, int64 [B, L + 1]. ``images``: B. L is ``side`` * ``side``."""
+    return torch.zeros(images, side**2 + 1, dtype=torch.int64, device=device)
 
 
 def fixed_tokens_of(edit: Edit, side: int, images: int) -> Tensor:

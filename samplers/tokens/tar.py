@@ -24,7 +24,7 @@ from ...reports.record import Clock, Report
 from ..conditioning import CodeCondition
 from ..engine import Step, new_report
 from ..settings import Settings, knob
-from .canvas import blank_canvas
+from .canvas import TokenCanvas, blank_tokens
 from .decode import decode_schedule
 from .prepare import PreparedCondition, distinct, pad_entries
 from .schedule import raster
@@ -130,7 +130,16 @@ def tar_prompt(
     )
     side = model.sides[scale]
     report = new_report("tar-prompt", model, settings, noise)
-    canvas = blank_canvas(model, settings, noise, report, clock, side=side, sampling=sampling)
+    canvas = TokenCanvas(
+        model,
+        settings,
+        noise,
+        grid=(side, side),
+        values=blank_tokens(len(noise), side, model.device),
+        report=report,
+        sampling=sampling,
+        clock=clock,
+    )
     # If there is only one code, the prefill predicts it, and no guesses are needed.
     parallel = settings.parallel if side > 1 else 0
     codes, report = yield from decode_schedule(

@@ -18,7 +18,7 @@ from ....networks.llama import TokenModel
 from ...conditioning import AnyCondition
 from ...engine import Step, run_passes
 from ..cache_slots import serial_slots, window_slots
-from ..canvas import TokenCanvas, blank_canvas
+from ..canvas import TokenCanvas, blank_tokens
 from ..defaults import sampling_of
 from ..device_table import later_passes_on_device
 from ..first_pass import run_first_pass
@@ -159,7 +159,7 @@ class BlockDrafter:
             yield from self.target_canvas.yield_step(progress, partial(self._view_with_draft, block))
 
     def _passes(self, block: Block) -> Iterator[Any]:
-        """Run the passes of a block. Yields after every pass or, in windows, after every call. The values are unused."""
+        """Run the passes of a block. Yields None or a value that is not used, after every pass or call of a window."""
         schedule = block.schedule
 
         # 1. The first block begins with the prefill. In later blocks, the first pass is empty.
@@ -224,15 +224,16 @@ def draft_canvas(target_canvas: TokenCanvas, model: TokenModel, ratio: int) -> T
     if settings.cfg_interval is not None:
         settings = replace(settings, cfg_interval=settings.cfg_interval // ratio**2)
 
-    return blank_canvas(
+    return TokenCanvas(
         model,
         settings,
         target_canvas.noise,
-        target_canvas.report,
-        target_canvas.clock,
-        side=model.grid,
-        sampling=sampling_of(settings, model),
+        grid=(model.grid, model.grid),
+        values=blank_tokens(target_canvas.images, model.grid, model.device),
+        report=target_canvas.report,
         phases=("draft", "draft"),
+        sampling=sampling_of(settings, model),
+        clock=target_canvas.clock,
     )
 
 
@@ -265,4 +266,4 @@ def reduce_result(block: Block, target_canvas: TokenCanvas, draft_canvas: TokenC
 
 def first_rows(canvas: TokenCanvas, count: int) -> Tensor:
     """The tokens of the first ``count`` grid rows of a canvas, int64 [B, count, side]."""
-    return canvas.values[:, :-1].unflatten(1, canvas.grid)[:, :count]
+    return canvas.values[:, : canvas.cells].unflatten(1, canvas.grid)[:, :count]

@@ -10,7 +10,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import GIVEN, Clock
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.canvas import blank_canvas, fixed_tokens_of
+from fastar_nodes.samplers.tokens.canvas import TokenCanvas, blank_tokens, fixed_tokens_of
 from fastar_nodes.samplers.tokens.sampling import DrawSetup, tokens_from_logits
 from fastar_nodes.samplers.tokens.settings import TokenSampling
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
@@ -59,8 +59,17 @@ def test_a_given_token_of_value_0_is_given_like_any_other():
     greedy = TokenSampling(temperature=0.0)
     device = torch.device("cpu")
     model = SimpleNamespace(net=Idle(), device=device)
-    canvas = blank_canvas(
-        model, None, TokenNoise(1, (0,)), None, Clock(device), side=2, sampling=greedy, fixed_tokens=given
+    canvas = TokenCanvas(
+        model,
+        None,
+        TokenNoise(1, (0,)),
+        grid=(2, 2),
+        values=blank_tokens(1, 2, device),
+        report=None,
+        regenerated=given[:, :4] < 0,
+        sampling=greedy,
+        fixed_tokens=given,
+        clock=Clock(device),
     )
     assert canvas.decided.tolist() == [[True, True, False, False]]
 
