@@ -61,8 +61,7 @@ def decode_schedule(
     span: tuple[int, int] | None = None,
     penalty: float = 1.0,
 ) -> Sampler:
-    """Run a schedule pass by pass or, if ``parallel`` is above 1, in windows of ``parallel`` passes (``jacobi.py``).
-    :func:`runs_in_windows` states what ``parallel`` does in 16 bits and in fp32.
+    """Run a schedule pass by pass, or in windows of ``parallel`` passes (``jacobi.py``), see :func:`runs_in_windows`.
 
     Args:
         canvas, condition: the canvas and the packed condition, see :func:`.token_canvas`.

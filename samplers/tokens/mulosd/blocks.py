@@ -73,9 +73,11 @@ def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Blo
 
 @lru_cache(maxsize=64)
 def draft_schedule(draft_side: int, zipar_window: int, known_rows: int, new_rows: int, rows_fed_again: int) -> Schedule:
-    """Passes in which the draft model generates the draft rows of a block. A pass is
-    guided if its ``cfg_step`` is at most the setting *cfg_interval*. The ``cfg_step`` is the number of tokens decided
-    before the pass, minus 1, as in serial decoding. So guidance ends after the same number of tokens.
+    """Passes in which the draft model generates the draft rows of a block.
+
+    A pass is guided if its ``cfg_step`` is at most the setting *cfg_interval*. Its ``cfg_step`` is the number of tokens
+    decided before the pass, minus 1, as in serial decoding. So guidance ends after the same number of tokens as in
+    serial decoding.
 
     Args:
         draft_side: side of the draft's grid.
@@ -159,7 +161,9 @@ class BlockDrafter:
             yield from self.target_canvas.yield_step(progress, partial(self._view_with_draft, block))
 
     def _passes(self, block: Block) -> Iterator[Any]:
-        """Run the passes of a block. Yields None or a value that is not used, after every pass or call of a window."""
+        """Run the passes of a block. Yields after every pass; in windows, after every call. Only the number of yields
+        matters, not the values.
+        """
         schedule = block.schedule
 
         # 1. The first block begins with the prefill. In later blocks, the first pass is empty.
