@@ -146,10 +146,11 @@ class Window:
         return last_certain + 1
 
     def counts(self, new_start: np.ndarray) -> tuple[int, int]:
-        """The numbers of cells, in all images together, whose new samples are accepted guesses and rejected samples.
+        """The numbers of accepted and of rejected samples of a call, in all images together.
 
-        A cell that becomes certain in a pass that had read guesses is accepted. A sample that decides no cell is
-        rejected. The cells of a window's first pass are neither. ``new_start``: the result of :meth:`first_uncertain`.
+        A sample is accepted if its cell becomes certain in a pass that had read guesses. It is rejected if its cell
+        does not become certain. The samples of a window's first pass are neither. ``new_start``: the result of
+        :meth:`first_uncertain`.
         """
         is_certain, read_guesses = self._certain_cells(new_start)
         accepted = int((is_certain & read_guesses).sum())
@@ -234,14 +235,12 @@ class WindowGuidance:
 
     def at(self, window: Window) -> Guidance:
         """The cells of a window to which guidance is applied."""
-        reads_null = self.reads_null(window)
-        if not reads_null:
+        if not self.reads_null(window):
             return Guidance(applies=False)
         if self.guided_by_pass[:-1].all():
             return Guidance(applies=True)
-        return Guidance(
-            applies=True, per_token=to_device(self.guided_by_pass[window.cells.in_pass], window.tokens.device)
-        )
+        guided_cells = self.guided_by_pass[window.cells.in_pass]  # bool [A, n]
+        return Guidance(applies=True, per_token=to_device(guided_cells, window.tokens.device))
 
 
 def _ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
