@@ -36,7 +36,7 @@ class WindowCells(NamedTuple):
     # The row that predicts the cell, int64 [A, n]. It is counted from the first fed row of the image's passes; 0 for
     # padding.
     predicted_by: np.ndarray
-    count: np.ndarray  # number of cells of each image, int64 [A]
+    cell_count: np.ndarray  # number of cells of each image, int64 [A]
 
 
 def cells_of_passes(table: ScheduleTable, begin: np.ndarray, end: np.ndarray) -> WindowCells:
@@ -50,7 +50,7 @@ def cells_of_passes(table: ScheduleTable, begin: np.ndarray, end: np.ndarray) ->
         cell=table.cells[index],
         in_pass=table.cell_pass[index],
         predicted_by=np.where(index == padding, 0, table.cell_row[index] - first_row),
-        count=table.cell_start[end] - table.cell_start[begin],
+        cell_count=table.cell_start[end] - table.cell_start[begin],
     )
 
 
@@ -154,7 +154,7 @@ class Window:
         """
         is_certain, read_guesses = self._certain_cells(new_start)
         accepted = int((is_certain & read_guesses).sum())
-        rejected = int(self.cells.count.sum() - is_certain.sum())
+        rejected = int(self.cells.cell_count.sum() - is_certain.sum())
         return accepted, rejected
 
     def verdict(self, new: Tensor, new_start: np.ndarray, call: int) -> Verdict:
