@@ -57,8 +57,9 @@ def conditions(
     kinds = {p.on.condition for p in planned}
     if texts and kinds == {"class"}:
         raise UserError(
-            f"prompt: the models of this run ({names}) read classes, not prompts; leave out --prompt and every setting "
-            f"{PROMPT}.*. If the command has the option --label, name a class with --label."
+            f"prompt: the models of this run ({names}) read classes, not prompts; leave out --prompt, and all "
+            f"settings that begin with {PROMPT} and a dot. If the command has the option --label, name a class with "
+            "--label."
         )
     if label is not None and "class" not in kinds:
         raise UserError(

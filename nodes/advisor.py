@@ -37,7 +37,7 @@ class Advisor(ModelFirst):
             "sampler, Advisor recommends the unaccelerated sampler."
         ),
         "table": "For each sampler, the table has the median, the lowest and the highest speed-up of the repeats.",
-        "image": "Both images are from the first repeat. The preview on the node also shows the image of the "
+        "image": "Both images are from the first repeat. The preview on the node shows only the image of the "
         "recommended sampler.",
     }
 

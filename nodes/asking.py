@@ -41,8 +41,8 @@ _head = ModelCache(host.devices.get_compute_device, host.devices.get_offload_dev
 
 _SEED = "Controls the randomness of the answers. The seed matters only if temperature is above 0."
 _SEED_IN_BATCH = (
-    "If temperature is above 0, an answer also depends on the position of its image in the batch, but not on the "
-    "other images."
+    "If temperature is above 0, the answer about an image also depends on the position of the image in the batch, but "
+    "not on the other images."
 )
 
 
@@ -53,14 +53,14 @@ class AskAboutImage(io.ComfyNode):
         "image": "FastAR scales an image so that its longer side has 384 pixels, and pads it with grey to a square.",
         "temperature": (
             "At 0, the same question about the same image always gets the same answer. Above 0, the model samples each "
-            "word from the likeliest words: it takes as many of them as reach a total probability of 0.95. The "
-            "authors' demo uses 0.1."
+            "word from the fewest likeliest words whose probabilities add up to at least 0.95. The authors' demo uses "
+            "0.1."
         ),
     }
     more_of_outputs = {
         "answer": (
-            "The node that you connect to this output runs once for each answer. For example, the subgraph *Describe "
-            "and Draw (Janus)* connects this output to *text* of Prompt (FastAR)."
+            "If there are several answers, the node that you connect to this output runs once for each answer. For "
+            "example, the subgraph *Describe and Draw (Janus)* connects this output to *text* of Prompt (FastAR)."
         ),
     }
 

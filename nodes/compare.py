@@ -63,10 +63,10 @@ class CompareSettings(Settings):
         step=1,
         more="With any other number, the cell with that number is the baseline of all cells. At 0, each kind of "
         "model (such as MAR, LlamaGen and Tar) gets its own group of cells with its own baseline, because the networks "
-        "and image sizes of different kinds differ. If two models of one kind, or two image sizes, each have several "
-        "cells, they also get separate groups. If a group has no report of an unaccelerated sampler, its baseline is "
-        "an accelerated sampler whose settings give the identical image. If it has no such sampler either, its "
-        "baseline is the sampler that made the most passes.",
+        "and image sizes of different kinds differ. Two models of one kind also get separate groups if each model has "
+        "several cells; so do two image sizes. If a group has no report of an unaccelerated sampler, the baseline is "
+        "an accelerated sampler whose settings give the same image as the unaccelerated sampler. If the group has no "
+        "such sampler either, the baseline is the sampler that made the most passes.",
     )
     differences: bool = knob(
         False,
@@ -118,12 +118,12 @@ class Compare(io.ComfyNode):
     """
 
     more = {
-        "image_1": "The editor first shows sockets for two images and their reports. When you connect the last image, "
-        "it adds sockets for one more image and its report.",
+        "image_1": "The editor first shows sockets for two images and their reports. When you connect an image to the "
+        "last image socket, the editor adds sockets for one more image and its report.",
         "report_1": "For example, *report_2* belongs to *image_2*. Without a report, the cell shows no numbers.",
         "labels": (
-            "To draw characters that English does not use, FastAR needs a font that has them, on the machine that runs "
-            "ComfyUI. If there is no such font, the image shows the character's code, such as [4E2D]."
+            "If a label has a character that English does not use, FastAR needs a font with this character on the "
+            "machine that runs ComfyUI. Without such a font, the image shows the character's code, such as [4E2D]."
         ),
     }
     more_of_outputs = {
@@ -516,10 +516,9 @@ class ReportSettings(Settings):
         "text is for reading, json is for programs, and csv is for a spreadsheet. The help page "
         "explains the names in the report.",
         choices=("text", "json", "csv"),
-        more="\n  - *json*: the JSON that the command line writes for a single run. The JSON has no counts that do "
-        "not apply to the sampler.\n  - *csv*: one line with the names of the columns, and one line with the "
-        "numbers, without units. The column *acceptance* holds the share of accepted drafts, as a fraction from 0 to "
-        "1.",
+        more="\n  - *json*: the JSON that the command line writes for a single run. The JSON leaves out counts that do "
+        "not apply to the sampler.\n  - *csv*: one line with the names of the columns, and one line with the numbers, "
+        "without units. The column *acceptance* holds the share of accepted drafts, as a fraction from 0 to 1.",
     )
 
 

@@ -168,7 +168,7 @@ class ClassLabel(io.ComfyNode):
         ),
         "images_per_label": "The images of one label follow each other in the batch. A batch has at most 256 images.",
         "add_label": "If no model is connected, *label_set* determines which labels the menu offers. If you choose a "
-        "label here, *labels* may be empty.",
+        "label in *add_label*, the text of *labels* may be empty.",
     }
 
     @classmethod
@@ -493,9 +493,9 @@ class ImageAndPrompt(io.ComfyNode):
     more_of_outputs = {
         "condition": (
             "FastAR refuses this condition for models that were not trained to edit, such as Janus-Pro and "
-            "NextStep-1.1, because they would ignore the image. FastAR decides by a model's name whether the model "
-            "was trained to edit. If FastAR cannot tell from the name, the model runs, and the sampler's report "
-            "contains a warning."
+            "NextStep-1.1, because these models would ignore the image. FastAR decides by a model's name whether the "
+            "model was trained to edit. If FastAR cannot tell from the name, FastAR runs the model, and the sampler's "
+            "report contains a warning."
         ),
     }
 
@@ -578,8 +578,8 @@ _BATCH = 8
 
 _CODES_SEED = "Controls the randomness of the codes. A different seed gives a different image of the same prompt."
 _CODES_SEED_MORE = (
-    "The codes of an image depend on its position in the batch, but not on the other images. The seed of the "
-    "sampler only changes how the codes are turned into pixels."
+    "The codes of an image depend on the position of the image in the batch, but not on the other images. The seed of "
+    "the sampler only changes how the codes are turned into pixels."
 )
 
 
@@ -594,8 +594,8 @@ class TarPrompt(io.ComfyNode):
         "preset": RECOMMENDS,
         "images": "Each image gets its own codes.",
         "first_image": (
-            "To generate only one image of the batch again, also set *images* of this node to 1. Then set "
-            "*first_image* of the sampler to the same number as *first_image* of this node."
+            "To generate only one image of the batch again, also set *images* of this node to 1. Then give "
+            "*first_image* of the sampler the same value as *first_image* of this node."
         ),
     }
 
@@ -677,7 +677,7 @@ class ImageToCodesSettings(Settings):
         "that Tar's training used most.",
         choices=DETAILS,
         more="The menu shows the numbers of codes of the official TA-Tok. If your TA-Tok gives different numbers of "
-        "codes, 729 stands for its largest number, 169 for its second largest, and 81 for its third largest.",
+        "codes, choose 729 for its largest number, 169 for the second largest, and 81 for the third largest.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(
@@ -694,7 +694,7 @@ _READERS = ("demo-ta-tok", "ta-tok")
 
 class ImageToCodes(io.ComfyNode):
     more = {
-        "image": "For the official TA-Tok, the square has 384 x 384 pixels.",
+        "image": "With the official TA-Tok, the square has 384 x 384 pixels.",
         "ta_tok": (
             "The file must hold the complete TA-Tok. The file of a de-tokenizer often contains only the part of the "
             "TA-Tok that reads codes, but this node needs the part that reads images. Put your own files into "

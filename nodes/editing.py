@@ -26,12 +26,12 @@ class CropSettings(Settings):
 
     context: float = knob(
         inpainting.CONTEXT,
-        "Side of the crop as a multiple of the mask's side; a larger crop shows the model more of your image, but the "
+        "Side of the crop divided by the mask's side; a larger crop shows the model more of your image, but the "
         "subject becomes smaller. Usual: 1.25.",
         low=inpainting.LEAST_CONTEXT,
         high=8.0,
         step=0.05,
-        more="The mask's side is the longer side of its bounding box.",
+        more="The mask's side is the longer side of the smallest rectangle around the mask.",
     )
 
 
@@ -54,9 +54,9 @@ class PasteSettings(Settings):
         "Changes the colours of the new background (everything in the inpainted area except the subject) to the "
         "colours around the mask, so that no edge is visible. When this is off, the new background keeps the model's "
         "colours.",
-        more="Without this correction, the model chooses the colours of the area, and they may not fit your image; "
-        "for example, the model may put an orange sunset into a blue sky. A subject that does not look like the "
-        "background, such as a boat in front of the sky, keeps its colours.",
+        more="The model's colours may not fit your image; for example, the model may put an orange sunset into a blue "
+        "sky. If the subject does not look like the background, for example a boat in front of the sky, the subject "
+        "keeps its colours.",
     )
 
 

@@ -156,9 +156,10 @@ _TOOLTIPS = {
     "gives noise.",
     "size": "Side of the image in pixels. Usual: auto, the size of the training images (512 for Harmon, 1024 for "
     "UniPic); images of other sizes usually look worse.",
-    "weights": "A training checkpoint may hold every weight twice: as trained, and as an average over the training "
+    "weights": "A training checkpoint may hold every weight twice: not averaged, and as an average over the training "
     "(EMA). Usual: auto, which reads the averages if the file holds them. ema always reads the averages, and trained "
-    "always reads the weights as trained; if the file does not hold these weights, the run stops with an error.",
+    "always reads the weights that are not averaged; if the file does not hold the weights that you choose, the run "
+    "stops with an error.",
     "speed": "How operations are launched. plain launches every operation separately. Usual: auto, which on an NVIDIA "
     "GPU launches many operations at once (CUDA graphs); this is faster and gives the same image. On other devices, "
     "auto does the same as plain. compile does what auto does and also uses torch.compile; it needs a compiler and "
@@ -383,8 +384,8 @@ _KL = (
     "trained with."
 )
 _TILES = (
-    "If an image is larger than *tile_size*, VAE Decode (Tiled) changes colours and contrast, and shows a warning. "
-    "With the demo's decoder, VAE Decode (Tiled) stops with an error in this case."
+    "If an image is larger than *tile_size*, VAE Decode (Tiled) stops with an error for the demo's decoder; for all "
+    "other decoders, VAE Decode (Tiled) changes colours and contrast, and shows a warning."
 )
 _MAR_OUTPUT = output(MAR, "model", "The model. Connect it to MAR Sampler, or to a sampler that accelerates MAR.")
 
@@ -422,9 +423,9 @@ class LoadMAR(_Loader):
     more_of_outputs = {
         "vae": (
             "You can also connect *vae* to VAE Encode (for Inpainting) and VAESave. If you connect *vae* to one of "
-            "ComfyUI's nodes for videos, sounds or meshes, this node stops with an error. VAE Encode scales any image "
-            "to the size of the images that the model generates. The demo model generates 64 x 64 pixels, and its "
-            "decoder enlarges them to 256 x 256 pixels. The section Notes describes VAE Decode (Tiled)."
+            "ComfyUI's nodes for videos, sounds or meshes, ComfyUI's node stops with an error. VAE Encode scales any "
+            "image to the size of the images that the model generates. The demo model generates 64 x 64 pixels, and "
+            "its decoder enlarges them to 256 x 256 pixels. The section Notes describes VAE Decode (Tiled)."
         ),
     }
 
@@ -450,19 +451,19 @@ class LoadHybrid(_Loader):
         "checkpoint": (
             "Your own model may be a Hugging Face folder, in which the weights are one file or several files (shards). "
             "Your model may also be a single `.safetensors` file, or the authors' `.pth` or `.bin` file. FastAR reads "
-            "the tokenizer from the same folder: either `tokenizer.json`, or `vocab.json` and `merges.txt`. If the "
-            "model is a single file, for example `my.safetensors`, its tokenizer may also be `my.tokenizer.json`. If "
-            "there is no tokenizer, FastAR downloads one. Press *R* in the editor to refresh the list."
+            "the tokenizer from the folder of the model: either `tokenizer.json`, or `vocab.json` and `merges.txt`. If "
+            "the model is a single file, for example `my.safetensors`, its tokenizer may also be `my.tokenizer.json`. "
+            "If there is no tokenizer, FastAR downloads one. Press *R* in the editor to refresh the list."
         ),
-        "decoder": "For the official models, this is the autoencoder KL-16 of MAR.",
+        "decoder": "For the official models, *auto* loads the autoencoder KL-16 of MAR.",
         "dtype": (
             "FastAR does not offer fp16, because the language model overflows in fp16. The last layer of the diffusion "
             "head, the diffusion arithmetic and the decoder always use fp32. *int8* and *fp8* store the weights of the "
             "transformer blocks in 8 bits. *int8* changes the image less than *fp8* does; see docs/precision.md in the "
             "repository."
         ),
-        "size": "For other sizes, FastAR resizes the tables of token positions, and the report states both sizes in "
-        "tokens.",
+        "size": "For other sizes, FastAR resizes the tables of token positions, and the report states the chosen size "
+        "and the size of the training images, in tokens.",
     }
     more_of_outputs = {
         "vae": (
@@ -503,13 +504,14 @@ class LoadLlamaGen(_Loader):
             "16 tokens per pass. Only PAR Sampler can run them."
         ),
         "decoder": (
-            "FastAR refuses a tokenizer whose number of codes differs from the model's. If the model's file does not "
-            "name its tokenizer, the report warns you that the chosen tokenizer may be the wrong one."
+            "FastAR refuses a tokenizer whose number of codes differs from the model's number of codes. If the model's "
+            "file does not name its tokenizer, the report warns you that the chosen tokenizer may be the wrong one."
         ),
         "grid": (
             "*auto* reads the number from the metadata, the training arguments or the RoPE table (a table of token "
             "positions) in the file. If the file holds none of these three, FastAR computes the number from the image "
-            "size in the file's name (256 in *c2i_B_256.pt*). For a file of your own, the report then says so."
+            "size in the file's name (256 in *c2i_B_256.pt*). If the file is your own, the report then says that the "
+            "number comes from the file's name."
         ),
         "dtype": (
             "bf16 is the precision of the training. The decoder always uses fp32. *int8* and *fp8* store the weights "
@@ -546,13 +548,13 @@ class LoadTarDetokenizer(_Loader):
     )
     more = {
         "checkpoint": (
-            "An image with a side of 256 pixels has 256 tokens; with 512 pixels, it has 1024 tokens, and with 1024 "
-            "pixels, 4096 tokens. Your own files may be `.safetensors` files or the official `.pth` files."
+            "An image with a side of 256 pixels has 256 tokens, with a side of 512 pixels 1024 tokens, and with a side "
+            "of 1024 pixels 4096 tokens. Your own files may be `.safetensors` files or the official `.pth` files."
         ),
         "ta_tok": "FastAR refuses a TA-Tok whose features do not have the width that AR-DTok reads.",
         "decoder": "FastAR refuses a decoder whose number of codes differs from AR-DTok's.",
-        "grid": "FastAR refuses a number that is too large for the file. If a smaller number contradicts the file, the "
-        "report says so.",
+        "grid": "FastAR refuses a number that is too large for the file. If you choose a number that is smaller than "
+        "the number in the file, FastAR uses your number, and the report says so.",
         "dtype": (
             "The setting applies to AR-DTok and TA-Tok, which were trained in bf16. The decoder always uses fp32. "
             f"*int8* and *fp8* store the weights of the transformer blocks in 8 bits. {_FOUR_BITS}"
@@ -675,14 +677,14 @@ class LoadJanus(_Loader):
     socket = output(
         TOKEN_MODEL,
         "model",
-        "The model. Connect it to LlamaGen Sampler or ZipAR Sampler. Connect Prompt (FastAR) to condition of the "
-        "sampler; with Janus-4o, you can connect Image and Prompt instead.",
+        "The model. Connect it to LlamaGen Sampler or ZipAR Sampler. Connect the node Prompt (FastAR) to condition of "
+        "the sampler; with Janus-4o, you can connect the node Image and Prompt instead.",
     )
 
     more = {
         "checkpoint": (
             "FastAR supports Janus 1.3B, Janus-Pro-1B and Janus-Pro-7B, and two fine-tunes, Janus-4o-7B and "
-            "Janus-Pro-R1-7B. A model folder may have the layout of deepseek-ai or of the package *transformers*. Its "
+            "Janus-Pro-R1-7B. A model folder may have the layout of deepseek-ai or of the package *transformers*. The "
             "weights may be `.safetensors` or the official `.bin`, in one file or in several (shards); `config.json` "
             'is optional. If the name of the folder contains "1.3b", FastAR uses the prompt template of Janus 1.3B, '
             "which differs from the template of Janus-Pro."
@@ -693,7 +695,7 @@ class LoadJanus(_Loader):
         ),
     }
     more_of_outputs = {
-        "model": "You can also connect it to Advisor, Any Sampler, Sweep and Ask about Image.",
+        "model": "You can also connect *model* to the nodes Advisor, Any Sampler, Sweep and Ask about Image.",
         "vae": "If an image is larger than *tile_size*, VAE Decode (Tiled) changes colours and contrast, and shows a "
         "warning.",
     }
@@ -728,14 +730,13 @@ class LoadBitDance(_Loader):
 
     more = {
         "checkpoint": (
-            "An ImageNet model is a `.pt` or `.safetensors` file. A 14B model is a folder in the authors' layout "
+            "Your own ImageNet model is a `.pt` or `.safetensors` file. A 14B model is a folder in the authors' layout "
             "(`config.json`, the weight files of the language model, `vision_head.safetensors`, "
             "`projector.safetensors`, `ae.safetensors`, the tokenizer) or in the layout of the package *diffusers* "
             "(the folders `text_encoder`, `diffusion_head`, `projector`, `autoencoder` and `tokenizer`)."
         ),
         "decoder": (
-            "FastAR refuses an autoencoder that does not have the model's number of bits per token, or the model's "
-            "number of pixels per token."
+            "FastAR refuses an autoencoder whose number of bits or pixels per token differs from the model's number."
         ),
         "dtype": (
             "FastAR does not offer fp16, because nobody has tested BitDance in fp16. The autoencoder, the positions "
@@ -790,17 +791,17 @@ class LoadNextStep(_Loader):
             "folder."
         ),
         "decoder": (
-            "*auto* loads the autoencoder from the folder `vae` in the model's folder. NextStep-1 comes without `vae`. "
-            "*auto* then loads the autoencoder from the folder `NextStep-1-f8ch16-Tokenizer` beside the model's "
-            "folder. If this folder is missing, too, *auto* loads *nextstep-f8ch16*, which is a download. FastAR "
-            "refuses an autoencoder whose number of channels or stride (pixels per latent position) does not fit the "
-            "model."
+            "*auto* loads the autoencoder from the folder `vae` in the model's folder. The folder of NextStep-1 has no "
+            "folder `vae`. For NextStep-1, *auto* loads the autoencoder from the folder `NextStep-1-f8ch16-Tokenizer` "
+            "beside the model's folder. If this folder is missing, too, *auto* loads *nextstep-f8ch16*, which is a "
+            "download. FastAR refuses an autoencoder whose number of channels or stride (pixels per latent position) "
+            "does not fit the model."
         ),
         "dtype": (
             "The models were trained in bf16; FastAR converts the weights of an fp32 file to the chosen dtype while "
             "it reads them. FastAR does not offer fp16, because nobody has tested NextStep in fp16. The autoencoder, "
-            "the last layer of the head, and a token that is being denoised always use fp32. *int8* and *fp8* store "
-            f"the weights of the transformer blocks in 8 bits. {_FOUR_BITS} We have not measured how much 4 bits "
+            "the last layer of the head, and the token that the head is denoising always use fp32. *int8* and *fp8* "
+            f"store the weights of the transformer blocks in 8 bits. {_FOUR_BITS} We have not measured how much 4 bits "
             "change the images of NextStep."
         ),
     }

@@ -1,6 +1,7 @@
-"""Sampler nodes, one a sampler of the registry.
+"""Sampler nodes, one for each sampler of the registry, and the node LazyMAR Cache.
 
-The classes hold texts. Their common parts are in :class:`_Sampler`; how a sampler is run is in ``running``.
+The classes of the sampler nodes hold mainly texts. :class:`_Sampler` holds what these nodes have in common, and
+``running`` runs the samplers.
 """
 
 from __future__ import annotations
@@ -76,15 +77,19 @@ _GUIDED_BY_IMAGE = (
 
 
 def _edit(vae: str, mask: str, more: str) -> list[io.Input]:
-    """The sockets of an image to change. ``vae``: whose VAE encodes the image; ``mask``: tooltip of the mask; ``more``:
-    the help about the image.
+    """The sockets for an image to inpaint.
+
+    Args:
+        vae: the loader whose VAE encodes the image.
+        mask: the tooltip of the socket *mask*.
+        more: what the help page adds to the tooltip of the socket *latent_image*.
     """
     latent_image = io.Latent.Input(
         "latent_image",
         optional=True,
         tooltip=f"The image to inpaint, from VAE Encode with the vae of {vae}. Also connect a mask to the input mask, "
-        "or use Set Latent Noise Mask. If you connect an Empty Latent Image instead, nothing is inpainted: it only "
-        "sets the number of images, and it must have the size of the images that the model generates.",
+        "or use Set Latent Noise Mask. If you connect an Empty Latent Image instead, nothing is inpainted: the empty "
+        "latent only sets the number of images, and must have the size of the images that the model generates.",
     )
     where = io.Mask.Input("mask", optional=True, tooltip=mask)
     return [explained(latent_image, more), explained(where, _MASK)]
@@ -97,20 +102,23 @@ _LABEL_OR_TEXT = (
 
 
 class _Sampler(ModelFirst):
-    """A sampler of the registry. The classes below hold texts."""
+    """The node of a sampler of the registry. The classes that derive from this class hold mainly texts."""
 
     sampler: ClassVar[str]  # name in the registry
     node_id: ClassVar[str]  # the registry's
     description: ClassVar[str]
     aliases: ClassVar[list[str]]
-    models: ClassVar[dict[str, str]] = {}  # sockets with their tooltips; {} for one model of the kind
-    condition: ClassVar[str] = ""  # tooltip of the condition; "" for that of all models of the kind
-    preset: ClassVar[bool] = True  # False for a baseline, which has neither the accelerators' presets nor the switch
-    vae: ClassVar[str] = "the model's loader"  # whose VAE encodes and decodes
+    # The sockets for models: name to tooltip. {}: one socket named "model", with a tooltip made from the family.
+    models: ClassVar[dict[str, str]] = {}
+    condition: ClassVar[str] = ""  # tooltip of the socket; "": the family's condition_help
+    # Whether the node has the presets of an accelerated sampler, and the switch *enabled*.
+    preset: ClassVar[bool] = True
+    vae: ClassVar[str] = "the model's loader"  # the loader whose VAE encodes and decodes images
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # ComfyUI runs a node as a copy of its class with the same attributes, which are locked.
+        # To run a node, ComfyUI derives a class from the node's class, with a copy of all attributes, and locks them.
+        # Such a class already has its ``node_id``.
         if "node_id" in vars(cls):
             return
 
@@ -170,7 +178,9 @@ class _Sampler(ModelFirst):
 
     @classmethod
     def reads(cls) -> set[str]:
-        """Kinds of conditions that its models read: also those of the second name of LlamaGen, Tar's."""
+        """Kinds of conditions that the models of the sampler read. The registry has LlamaGen's sampler twice, as
+        "llamagen" and as "tar"; the node reads the conditions of both entries.
+        """
         run = SAMPLERS[cls.sampler].run
 
         kinds: set[str] = set()
@@ -182,7 +192,7 @@ class _Sampler(ModelFirst):
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
-        """Of the preset widget."""
+        """The choices of the preset widget."""
         return PRESETS if cls.preset else PLAIN
 
     @classmethod
@@ -192,7 +202,7 @@ class _Sampler(ModelFirst):
     ) -> io.NodeOutput:
         entry = SAMPLERS[cls.sampler]
 
-        # 1. Inputs that are models or sockets; the other inputs are widgets.
+        # 1. Take the models and the optional sockets out of ``inputs``. Only widgets remain there.
         field = "target" if entry.needs_draft else "model"
         loaded = expect_loaded(inputs.pop(field), field, entry.family.kind)
         draft = inputs.pop("draft", None)
@@ -204,7 +214,7 @@ class _Sampler(ModelFirst):
 
         removed = take_removed(cls, entry.settings, inputs)
 
-        # 2. The settings, and the node's text about them.
+        # 2. Make the settings, and the warnings about them.
         facts = facts_of(loaded)
         preset = checked_preset(inputs.pop("preset", cls.options()[0]), cls.options())
         settings, said = settings_sent(entry.settings, cls.options(), preset, facts, inputs)
@@ -215,7 +225,8 @@ class _Sampler(ModelFirst):
             warnings.append(said)
 
         if preset == presets.CUSTOM:
-            # A method's own settings are a choice of speed or likeness.
+            # Compare only the settings that the unaccelerated sampler also has. The other settings of an accelerated
+            # sampler choose between speed and likeness, so a value that differs from the file's is no mistake.
             of_model = knobs(plain_sampler(entry.family).settings)
             differing: dict[str, Any] = {}
             for name, value in loaded.recommended.items():
@@ -224,7 +235,7 @@ class _Sampler(ModelFirst):
             if differing:
                 warnings.append(f"This model's file recommends {in_words(entry.settings, differing)}.")
 
-        # 3. Run; switched off, the plain sampler with the settings that it shares.
+        # 3. Run the sampler. If *enabled* is off, run the plain sampler with the settings that both samplers have.
         if not checked_switch(enabled, "enabled"):
             entry = plain_sampler(entry.family)
             shared = {name: value for name, value in vars(settings).items() if name in knobs(entry.settings)}
@@ -247,12 +258,12 @@ class MARSampler(_Sampler):
     more = {
         "preset": (
             "*recommended* uses the values that the model's file recommends, or, if there are none, the paper's "
-            "values. *few steps* is much faster and gives a different image. It sets *order* to *halton*. On the "
-            "demo, it sets 12 AR steps, 25 diffusion steps for the first tokens, and 5 diffusion steps for the last "
-            "tokens (see *diffusion_steps_end*). For full-size models, it sets 24 AR steps, 50 diffusion steps for "
-            "the first tokens, and 10 for the last tokens; we have not measured these values on full-size models. "
-            "The preset *fast* of LazyMAR Sampler has the same AR steps, diffusion steps and order, but also uses "
-            "caches."
+            "values. *few steps* is much faster and gives a different image. *few steps* sets *order* to *halton*. On "
+            "the demo, *few steps* sets 12 AR steps, 25 diffusion steps for the first tokens, and 5 diffusion steps "
+            "for the last tokens (see *diffusion_steps_end*). For full-size models, *few steps* sets 24 AR steps, 50 "
+            "diffusion steps for the first tokens, and 10 for the last tokens; we have not measured these values on "
+            "full-size models. The preset *fast* of LazyMAR Sampler has the same AR steps, diffusion steps and order, "
+            "but also uses caches."
         ),
     }
 
@@ -273,16 +284,16 @@ class FastHybridSampler(_Sampler):
         "preset": (
             "*exact* gives the image of unaccelerated MAR, up to rounding. *balanced* and *fast* are faster, and "
             "their images differ from MAR's images; we measured both presets on the demo. For full-size models, "
-            "*balanced* has the paper's values. *fast* has a *lookahead* twice as long as the paper's, and a "
-            "*threshold* of 0.6 instead of 0.8; in the paper, 0.6 gives slightly worse images. On full-size models, "
-            "both presets make fewer calls of the diffusion head than MAR, but each call computes more tokens, and a "
-            "run performs more operations in total (docs/full_size.md in the repository)."
+            "*balanced* has the paper's values. For these models, *fast* has a *lookahead* twice as long as the "
+            "paper's, and a *threshold* of 0.6 instead of the paper's 0.8; in the paper, 0.6 gives slightly worse "
+            "images. On full-size models, both presets make fewer calls of the diffusion head than MAR, but each call "
+            "computes more tokens, and a run performs more operations in total (docs/full_size.md in the repository)."
         ),
         "cache": (
             "FastHybrid makes fewer calls of the diffusion head than MAR, and the cache makes most passes of the "
-            "transformer and most calls of the head smaller. However, a batch needs more calls of the head if you "
-            "use the cache or DiSA (*diffusion_steps_end*), because all its images must then be at the same AR step. "
-            "Otherwise, each image of the batch advances at its own pace."
+            "transformer and most calls of the head smaller. However, if you use the cache or DiSA "
+            "(*diffusion_steps_end*), all images of a batch must be at the same AR step, so the batch needs more calls "
+            "of the head. Without the cache and DiSA, each image of the batch advances at its own pace."
         ),
     }
 
@@ -345,17 +356,17 @@ class GtRSampler(_Sampler):
     sampler = "gtr"
     description = (
         "Divides the tokens into the two colours of a checkerboard, and decides the tokens of one colour in many AR "
-        "steps, but the other tokens in only one or two (GtR, ICLR 2026). It takes fewer AR steps and diffusion "
-        "steps than MAR, and gives a different image."
+        "steps, but the other tokens in only one or two AR steps (GtR, ICLR 2026). GtR takes fewer AR steps and "
+        "diffusion steps than MAR, and gives a different image."
     )
     aliases = ["gtr", "generation then reconstruction", "checkerboard", "two-stage", "accelerated mar"]
     more = {
         "preset": (
             "*exact* gives the image of unaccelerated MAR. Unlike the presets of most samplers, *balanced* and "
             "*fast* also set *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max*. For full-size models, "
-            "*balanced* has the paper's values, with 17 AR steps. *fast* has only 9 AR steps for these models, but "
-            "nobody has measured it on them. The demo's images have fewer tokens (64) than images of full-size "
-            "models, so for the demo, *balanced* has 9 AR steps and *fast* has 6."
+            "*balanced* has the paper's values, with 17 AR steps. *fast* has only 9 AR steps for these models; nobody "
+            "has measured *fast* on full-size models. The demo's images have fewer tokens (64) than images of "
+            "full-size models, so for the demo, *balanced* has 9 AR steps and *fast* has 6."
         ),
         "steps": (
             "The paper generates 256 tokens in four stages, with 17 or 18 AR steps in total: 12 AR steps for the "
@@ -370,13 +381,13 @@ class GtRSampler(_Sampler):
             "In GtR, the number of diffusion steps falls from one AR step to the next until the reconstruction "
             "starts; the whole reconstruction uses this value. The paper uses 20 steps."
         ),
-        "order": "In GtR, the stages follow one another, and this order applies to the tokens within each stage.",
+        "order": "In GtR, the stages follow one another, and *order* applies to the tokens within each stage.",
         "cache": "The cache makes most passes of the transformer smaller. If *head_cache* of LazyMAR Cache is on, "
         "the cache also makes most calls of the diffusion head smaller.",
         "mask": (
             "Each token under the mask is decided in the same stage as without a mask. If a stage has more AR steps "
-            "than tokens under the mask, it takes only one AR step for each of these tokens. The number of tokens "
-            "that a mask covers in a stage must be the same for all masks of a batch."
+            "than tokens under the mask, the stage takes only one AR step for each of these tokens. In each stage, all "
+            "masks of a batch must cover the same number of tokens."
         ),
     }
 
@@ -386,7 +397,7 @@ class GtRSampler(_Sampler):
     ) -> io.NodeOutput:
         others = [name for name in knobs(GtRSettings) if name != "stages"]
         if "stages" not in inputs and all(name in inputs for name in others):
-            inputs["stages"] = QUARTERS  # a prompt that was saved with all numbers before this one came
+            inputs["stages"] = QUARTERS  # a prompt that was saved before this setting existed
 
         return super().execute(condition, seed, enabled, first_image, **inputs)
 
@@ -397,9 +408,9 @@ class LazyMARCache(io.ComfyNode):
             "*exact* caches nothing. For full-size models, *balanced* is the configuration that the paper measured. "
             "For the demo, *balanced* has the paper's *refresh_period* and *start_step* for 32 AR steps, and a "
             "*computed_ratio* of 0.25 from the start. *fast* sets *ratio_schedule* to *stretched*. For full-size "
-            "models, this is the only difference from *balanced*, and with 64 AR steps it changes nothing. For the "
-            "demo, *fast* also has a longer *refresh_period*. We have not measured *balanced* or *fast* on full-size "
-            "models."
+            "models, *fast* differs from *balanced* only in *ratio_schedule*; with 64 AR steps, this difference has no "
+            "effect. For the demo, *fast* also has a longer *refresh_period*. We have not measured *balanced* or "
+            "*fast* on full-size models."
         ),
     }
     more_of_outputs = {
@@ -476,15 +487,15 @@ class ZipARSampler(_Sampler):
             "without acceleration. *balanced* uses a window of 8 tokens, and *fast* a window of 4 tokens, for all "
             "models; we measured these windows only on the demo. Both presets make fewer passes than the "
             "unaccelerated sampler, but perform 1 to 5 % more operations. *PJD* is Parallel Jacobi Decoding (CVPR "
-            "2026): it uses the same window as *balanced* and sets *parallel* to 16. In fp32, the images are the "
+            "2026): *PJD* uses the same window as *balanced* and sets *parallel* to 16. In fp32, the images are the "
             "same as with *balanced*; *PJD* makes fewer passes, but computes more tokens in each pass."
         ),
         "cfg": _GUIDED_BY_IMAGE,
         "model": "FastAR refuses a PAR model, because a PAR model decides the tokens in a different order.",
         "cfg_interval": "FastAR counts the steps as the published code does. In the first row, each pass is one "
         "step. After the first row, the count starts again from 0, and each decided token is one step, so one pass "
-        "may be several steps. If guidance ends within the first row, it starts again after this row, and then ends "
-        "a second time.",
+        "may be several steps. If guidance ends within the first row, guidance starts again with the second row, and "
+        "then ends a second time.",
     }
 
     @classmethod
@@ -495,7 +506,7 @@ class ZipARSampler(_Sampler):
 class MuLoSDSampler(_Sampler):
     sampler = "mulosd"
     vae = "the target's loader"
-    condition = f"{_LABEL_OR_TEXT} For Tar, connect Tar Prompt or Image to Codes."
+    condition = f"{_LABEL_OR_TEXT} For Tar, connect the node Tar Prompt or the node Image to Codes."
     description = (
         "Drafts a small image, enlarges the draft, and resamples only the tokens that the large model finds unlikely "
         "(MuLo-SD, CVPR 2026). The image differs from the image of the large model alone."
@@ -519,16 +530,16 @@ class MuLoSDSampler(_Sampler):
     more = {
         "preset": (
             "*exact* uses no draft and gives the image of the target alone. For full-size models, *balanced* sets "
-            "*acceptance_target* to 0.95, so about 95 % of the draft tokens are accepted; *fast* sets it to 0.98. "
-            "*balanced* follows the paper: the small model drafts a part of the small image, the large model "
-            "verifies this part, and then both models continue with the next part. *fast* drafts the whole small "
-            "image first. Both presets make far fewer passes than the target alone, but perform 1.5 to 2.3 times as "
-            "many operations (docs/full_size.md in the repository). On the demo, both presets set *tau* to 0.1; "
-            "*balanced* drafts the small image in two parts with four rows each, and *fast* drafts the whole small "
-            "image at once, with *draft_parallel* 8 and *expansion* 0."
+            "*acceptance_target* to 0.95, so about 95 % of the draft tokens are accepted; *fast* sets "
+            "*acceptance_target* to 0.98. *balanced* follows the paper: the small model drafts a part of the small "
+            "image, the large model verifies this part, and then both models continue with the next part. *fast* "
+            "drafts the whole small image first. Both presets make far fewer passes than the target alone, but perform "
+            "1.5 to 2.3 times as many operations (docs/full_size.md in the repository). On the demo, both presets set "
+            "*tau* to 0.1; *balanced* drafts the small image in two parts with four rows each, and *fast* drafts the "
+            "whole small image at once, with *draft_parallel* 8 and *expansion* 0."
         ),
         "condition": "Both models use this condition.",
-        "cfg_interval": "The draft model stops using guidance after the same fraction of its own tokens.",
+        "cfg_interval": "For the draft model, guidance ends at the same share of the tokens of the small image.",
         "upscale_model": "The upscale model may enlarge by any factor; FastAR resizes its result to the target's size.",
     }
 
@@ -537,9 +548,9 @@ class MuLoSDSampler(_Sampler):
         upscale_model = io.UpscaleModel.Input(
             "upscale_model",
             optional=True,
-            tooltip="The model that enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens "
-            "are accepted. If you connect neither this input nor latent_samplers, the demo's own latent samplers "
-            "enlarge drafts of the demo, and bicubic interpolation enlarges all other drafts.",
+            tooltip="The model that enlarges the draft, from the node Load Upscale Model; if the enlarged draft is "
+            "sharper, more tokens are accepted. If you connect neither this input nor latent_samplers, the demo's own "
+            "latent samplers enlarge drafts of the demo, and bicubic interpolation enlarges all other drafts.",
         )
         latent_samplers = LATENT_SAMPLERS.Input(
             "latent_samplers",
@@ -563,7 +574,7 @@ class NextStepSampler(_Sampler):
     more = {
         "preset": (
             f"{RECOMMENDS} For NextStep-1, the published values are 50 diffusion steps, *solver* *em*, and *use_norm* "
-            "on. For NextStep-1.1, they are 28 diffusion steps, *solver* *em0*, and *use_norm* off. "
+            "on. For NextStep-1.1, the published values are 28 diffusion steps, *solver* *em0*, and *use_norm* off. "
             "NextStep-1-Large-Edit has the values of NextStep-1, but *cfg_img* 2 and *time_shift* 3.2."
         ),
         "condition": (
@@ -583,8 +594,8 @@ class NextStepSampler(_Sampler):
         "saves time.",
     }
     more_of_outputs = {
-        "latent": "The latent has 16 channels. Its values are normalised and scaled in the same way as the values of "
-        "the tokens.",
+        "latent": "The latent has 16 channels. The values of the latent are normalised and scaled in the same way as "
+        "the values of the tokens.",
     }
 
 
@@ -607,7 +618,7 @@ class BitDanceSampler(_Sampler):
             "After VAE Encode, the image must have the *width* and *height* that are set on this node. VAE Decode "
             "also slightly changes pixels outside the mask; Paste Inpainted Area restores these pixels."
         ),
-        "mask": ("If a block contains unchanged tokens, its new tokens match these tokens too."),
+        "mask": ("If a block contains unchanged tokens, the new tokens of this block match the unchanged tokens too."),
     }
     more_of_outputs = {
         "latent": "Do not use VAE Decode (Tiled), which stops with an error for this latent.",
@@ -615,7 +626,9 @@ class BitDanceSampler(_Sampler):
 
 
 def _node_of(entry: Entry) -> type[io.ComfyNode]:
-    """The node of a sampler that a family brings along, with the text of its function."""
+    """A node for a sampler that a family adds. The first paragraph of the docstring of the sampler's function becomes
+    the description of the node.
+    """
     description = " ".join((entry.run.__doc__ or "").split("\n\n")[0].split())
     about = {
         "sampler": entry.name,

@@ -1,7 +1,7 @@
 """From settings to ComfyUI widgets, the socket types, and the checks of a node's inputs.
 
 ComfyUI checks the range of typed numbers, but neither NaN nor values that arrive over a link. Every node therefore
-checks its inputs again, with the same knobs.
+checks its inputs again, with the ranges of the same knobs (``samplers/settings.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK_MODEL = io.Custom("FASTAR_BITDANCE")
 TAR = io.Custom("FASTAR_TAR")
 LATENT_SAMPLERS = io.Custom("FASTAR_LATENT_SAMPLERS")
 ANY_MODEL = io.Custom(",".join(dict.fromkeys(family.socket for family in FAMILIES.values())))
-# A condition has a type by its kind: the editor offers only samplers whose models can read it.
+# Each kind of condition has its own socket type, so the editor offers only samplers whose models can read that kind.
 _OF_KIND = {
     "class": "FASTAR_LABELS",
     "prompt": "FASTAR_PROMPT",
@@ -56,14 +56,14 @@ def condition_input(kinds: Collection[str], tooltip: str) -> io.Input:
 
 
 def models_of_decoders() -> dict[str, str]:
-    """The models whose latents each kind of decoders decodes, in words."""
+    """For each kind of decoder, the models, in words, whose latents the decoder decodes."""
     found: dict[str, list[str]] = {}
     for family in FAMILIES.values():
         found.setdefault(family.decoder, []).append(family.words)
     return {kind: ", or ".join(words) for kind, words in found.items()}
 
 
-# Of nodes that run any sampler.
+# The sockets of the nodes that run any sampler.
 ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader except Load Tar."),
     condition_input(
@@ -75,7 +75,8 @@ ANY_SOCKETS = [
 ANY_DRAFT = ANY_MODEL.Input(
     "draft",
     optional=True,
-    tooltip="A second, smaller model, which drafts tokens. Connect it only for the samplers CSpD and MuLo-SD.",
+    tooltip="A second, smaller model, which drafts tokens. Connect a draft model only for the samplers CSpD and "
+    "MuLo-SD.",
 )
 
 # Hidden inputs of nodes that show text and write reports to saved images.
@@ -83,7 +84,7 @@ HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
 SEED_LIMIT = SEEDS - 1
 
 
-# Whether this ComfyUI can send the text of a node again; older ones cannot, and the editor keeps the text it has.
+# Whether this version of ComfyUI can send a node's text again. With older versions, the editor keeps the old text.
 _SENDS_TEXT_AGAIN = "has_intermediate_output" in {field.name for field in fields(io.Schema)}
 
 
@@ -93,29 +94,29 @@ def schema(
     optional: Sequence[io.Input] = (),
     **about: Any,
 ) -> io.Schema:
-    """An ``io.Schema``: sockets, main widgets, advanced widgets, optional inputs.
+    """An ``io.Schema``, whose inputs are in this order: sockets, main widgets, advanced widgets, optional inputs.
 
-    Saved graphs store values of widgets by position; tests/nodes/schemas.json records the order. Widgets are
-    optional, so a prompt from before one was added still runs. Only a sampler's seed and a loader's file are required,
-    which the editor shows first.
+    Saved graphs store the values of widgets by position; tests/nodes/schemas.json records the order. Widgets are
+    optional, so a prompt that was saved before a widget was added still runs. Only two kinds of widgets are required:
+    a sampler's seed and a loader's file. The editor shows required widgets first.
     """
     if _SENDS_TEXT_AGAIN:
-        # ComfyUI sends a node's text about its run again when it reuses the result.
+        # When ComfyUI reuses the result of a run, it then sends the node's text about the run again.
         about["has_intermediate_output"] = io.Hidden.unique_id in about.get("hidden", ())
 
     return io.Schema(inputs=[*sockets, *sorted(widgets, key=_last), *optional], **about)
 
 
 def _last(widget: Any) -> bool:
-    """Advanced widgets come last."""
+    """The sort key of a widget: whether it is advanced, so that advanced widgets come last."""
     return bool(widget.advanced)
 
 
-# What the help pages say of inputs and outputs of many nodes, beyond their tooltips.
+# By name of an input that many nodes have: the text that a help page adds to the tooltip.
 MORE_OF_MANY = {
     "allow_download": (
         "FastAR does not download files that are already in the Hugging Face cache. If you cancel a download, the "
-        "download stops after the current 10 MB, and the next run resumes it."
+        "download stops after the current 10 MB, and the next run resumes the download."
     ),
     "speed": (
         "On an NVIDIA GPU, *plain* takes two to eight times as long as *auto*. With *auto*, the first two runs of "
@@ -128,8 +129,8 @@ MORE_OF_MANY = {
     "which weights FastAR has read.",
     "first_image": (
         "The noise of an image depends on *seed* and on the position of the image in the batch. The latent stores "
-        "the position of each image as *batch_index*, so a sampler that inpaints the latent uses the same noise for "
-        "each image."
+        "the position of each image as *batch_index*, so if a sampler inpaints the latent, each image gets the noise "
+        "of its position again."
     ),
     "images": "Usual: 1 to 4.",
     "latent_image": (
@@ -145,13 +146,13 @@ MORE_OF_MANY = {
 
 
 RECOMMENDS = (
-    "*recommended* gives each of these settings the value that the model's file recommends. If the file recommends "
-    "no value, the setting gets the published value."
+    "*recommended* gives each of these settings the value that the model's file recommends. If the file recommends no "
+    "value for a setting, the setting gets the published value."
 )
 
 
 def explained(part: Any, more: str) -> Any:
-    """An input or output with its longer text, which the help page adds to its tooltip; ComfyUI does not send it."""
+    """Attach ``more`` to an input or output: the help page adds ``more`` to the tooltip; ComfyUI does not send it."""
     part.more = more
     return part
 
@@ -167,7 +168,7 @@ def widgets(settings: type) -> list[io.Input]:
 
 
 def widget(name: str, default: Any, about: Knob, shown: Any = None) -> io.Input:
-    """The widget of a setting; ``shown`` is its value on a new node, None for the default."""
+    """The widget of a setting. A new node shows the value ``shown``, or the default if ``shown`` is None."""
     return explained(_widget(name, default, about, shown), about.more)
 
 
@@ -197,15 +198,15 @@ def _widget(name: str, default: Any, about: Knob, shown: Any) -> io.Input:
 
 
 def _whole(limit: float | None) -> int | None:
-    """A limit of a whole number."""
+    """The limit of a whole-number widget as an int; None if there is no limit."""
     return None if limit is None else int(limit)
 
 
 def preset_widget(options: Sequence[str] = PRESETS) -> io.Input:
     """The preset widget.
 
-    A choice in it fills in the numbers below, see ``filling`` and web/js/presets.js. Of graphs that a program sends see
-    ``sent``.
+    If the user chooses a preset, the editor fills in the numbers below it: see ``filling`` and web/js/presets.js. For
+    graphs that a program sends, see ``sent``.
     """
     return io.Combo.Input(
         "preset",
@@ -218,9 +219,10 @@ def preset_widget(options: Sequence[str] = PRESETS) -> io.Input:
 
 
 def setting_widgets(kind: type[Settings], options: Sequence[str] = PRESETS) -> list[io.Input]:
-    """One optional widget per setting, at the numbers of the first preset of ``options`` for a full-size model.
+    """One optional widget per setting. A new node shows the values of the first preset of ``options`` for a full-size
+    model.
 
-    A prompt may leave any of them out; it then takes the preset's value for the connected model.
+    If a prompt leaves a widget out, the setting takes the preset's value for the connected model.
     """
     usual = usual_numbers(kind, options)
 
@@ -231,7 +233,7 @@ def setting_widgets(kind: type[Settings], options: Sequence[str] = PRESETS) -> l
 
 
 def checked_preset(value: Any, options: Sequence[str] = PRESETS) -> str:
-    """Check that a value is one of the options of a preset widget; what arrives over a link is not checked before."""
+    """Check that a value is one of the options of a preset widget. ComfyUI does not check values that links bring."""
     if not isinstance(value, str) or value not in options:
         raise UserError(f"preset: it got {describe(value)}; choose one of {', '.join(options)}.")
 
@@ -245,12 +247,15 @@ _SEED = (
     "Controls all randomness. With the same seed, all samplers of a model start from the same noise, so you can "
     "compare their images pixel by pixel."
 )
-_SEED_IN_BATCH = "An image depends on its position in the batch, but not on the other images."
+_SEED_IN_BATCH = "An image depends on its position in the batch, but not on the other images of the batch."
 
 
 def seed_widget(optional: bool = True, tooltip: str = _SEED, more: str = _SEED_IN_BATCH) -> io.Input:
-    """The seed widget, the same as KSampler's but for web/js/seeds.js. It can be required where it is the first.
-    ``tooltip`` and ``more``: what the seed of a node decides that generates no image.
+    """The seed widget. It is the same as KSampler's, except for what web/js/seeds.js changes.
+
+    Args:
+        optional: False only if the seed is the first widget of the node.
+        tooltip, more: the texts for a node that generates no image, whose seed therefore controls something else.
     """
     widget = io.Int.Input(
         "seed",
@@ -264,12 +269,12 @@ def seed_widget(optional: bool = True, tooltip: str = _SEED, more: str = _SEED_I
     return explained(widget, more)
 
 
-# Largest number of an image; sweeps draw up to ten million.
+# Largest value of first_image. A cell of a sweep (lab/sweeps) has up to ten million images.
 _MOST_NUMBERS = 10_000_000
 
 
 def first_image_widget() -> io.Input:
-    """The number of the first image, by which images of one seed have different noise."""
+    """The widget first_image: two images with the same seed but different positions have different noise."""
     return io.Int.Input(
         "first_image",
         default=0,
@@ -277,14 +282,14 @@ def first_image_widget() -> io.Input:
         max=_MOST_NUMBERS,
         optional=True,
         advanced=True,
-        tooltip="The first image of this run gets the noise of this position in a batch, counted from 0. Usual: 0; "
-        "to generate only the fourth image of a batch again, set this to 3 and connect only the label or prompt of "
-        "that image.",
+        tooltip="Position in a batch, counted from 0, whose noise the first image of the run gets. Usual: 0; to "
+        "generate only the fourth image of a batch again, set this to 3 and connect only the label or prompt of that "
+        "image.",
     )
 
 
 def checked_first_image(value: Any) -> int:
-    """Check that a value is the number of an image."""
+    """Check that a value is a possible value of first_image."""
     return whole(value, "first_image", 0, _MOST_NUMBERS)
 
 
@@ -310,10 +315,10 @@ def expect(value: Any, kind: type[T], field: str, source: str) -> T:
 
 
 def validity(check: Callable[..., Any], text: Any, field: str) -> bool | str:
-    """The answer of ``validate_inputs`` about a typed text: True, or what is wrong, without the name of the field.
+    """The answer of ``validate_inputs`` about a typed text: True, or what is wrong with the text.
 
-    ComfyUI puts the name in front. It runs on the server's event loop. A text that arrives over a link is None; it is
-    checked when the node runs.
+    The answer does not name the field, because ComfyUI puts the name in front. ComfyUI calls ``validate_inputs`` on the
+    server's event loop. For a text that arrives over a link, ``text`` is None; the node checks it when the node runs.
     """
     if text is None:
         return True
@@ -349,7 +354,7 @@ def expect_latents(value: Any, field: str) -> Tensor:
     return latent_tensor(expect(value, Tensor, field, LATENT_SOURCE), field)
 
 
-# What users see of the values on our sockets, by kind.
+# Names for messages: how a message names a value on one of FastAR's sockets, by the kind of the value.
 _KIND_SEEN_AS: dict[str, str] = {
     "class": "class labels",
     "label text": "class labels",
@@ -362,14 +367,14 @@ _KIND_SEEN_AS: dict[str, str] = {
     "cache": "the settings of LazyMAR Cache",
     "crop": "a crop of Crop around Mask",
 }
-# The same for other values, by class: FastAR's, ComfyUI's, and what other nodes pass on.
+# Names for messages of other values, by class: classes of FastAR and ComfyUI, and classes that other nodes output.
 _SEEN_AS: dict[str, str] = {
-    # Models that are of no family.
+    # FastAR's models that belong to no family, and FastAR's VAE.
     "TarModel": "the language model of Tar",
     "TATokModel": "a TA-Tok",
     "LatentSamplersModel": "latent samplers",
     "FastARVAE": "a VAE",
-    # ComfyUI's.
+    # Classes of ComfyUI.
     "VAE": "a VAE",
     "CLIP": "a CLIP",
     "ModelPatcher": "a MODEL of another kind",
@@ -381,21 +386,21 @@ _SEEN_AS: dict[str, str] = {
     "dict": "a dictionary",
     "bytes": "raw bytes",
 }
-# How :func:`describe` names the class of any other value.
+# For a value of any other class, :func:`describe` writes this text before the name of the class.
 STRANGE = "an object of the class"
-# Characters of a text or a name that a message shows.
+# Largest number of characters of a text or a name that a message shows.
 _LONGEST = 60
 
 
 def _seen_as(value: Any) -> str | None:
-    """A model of a family, or a value of a known class, in words."""
+    """The name for messages of a model of a family, or of a value of a known class; None for any other value."""
     name = getattr(value, "family", None)
     family = FAMILIES.get(name) if isinstance(name, str) else None
     return _SEEN_AS.get(type(value).__name__) if family is None else family.words
 
 
 def describe(value: Any) -> str:
-    """A short description of a value for messages, in the words of the sockets."""
+    """A short description of a value for messages."""
     if value is None:
         return "nothing"
     if isinstance(value, str):
@@ -403,7 +408,7 @@ def describe(value: Any) -> str:
 
     if isinstance(value, bool):
         return str(value)
-    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to write very long ones
+    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to write very long integers
         return "a number of more than 64 bits"
     if isinstance(value, (int, float)):
         return f"the number {value!r}"
@@ -425,7 +430,7 @@ def describe(value: Any) -> str:
     if kind is not None:
         return kind
 
-    # A loaded model: its kind and its name.
+    # If the value is a loaded model, describe the model by its kind and name.
     model = getattr(value, "model", None)
     kind = _seen_as(model)
     if model is None or kind is None:

@@ -36,7 +36,8 @@ class LoadReport(io.ComfyNode):
             "If the node Compare compared the runs, the table also states PSNR, SSIM and speed-up of each run, "
             "relative to the baseline (the run with which Compare compared the other runs). The table states no "
             "speed-up if a run differs from the baseline in model, image size, inpainted area, device, dtype or number "
-            "of threads, if ComfyUI was restarted between the two runs, or if one of the two was a first run."
+            "of threads, if ComfyUI was restarted between the two runs, or if the time of one of the two runs includes "
+            "one-time work (*first run*)."
         ),
         "samplers": (
             "If you use the same model, condition and seed again, Any Sampler generates the same image from the line. "
@@ -159,10 +160,11 @@ _SAMPLER = "fasthybrid: preset=balanced"
 class AnySampler(ModelFirst):
     more = {
         "sampler": (
-            "An example is *fasthybrid: preset=fast, threshold=0.9*. Type the line, or connect Advisor or Load "
-            "Report. The names of the samplers are the same as on the command line: *mar*, *fasthybrid*, *lazymar*, "
-            "*cspd*, *gtr*, *llamagen*, *tar*, *par*, *zipar*, *mulosd*, *bitdance* and *nextstep*. Samplers that use "
-            "LazyMAR Cache are named *fasthybrid+lazymar*, *gtr+lazymar* and *cspd+lazymar*."
+            "An example is *fasthybrid: preset=fast, threshold=0.9*. Type the line, or connect an output of the node "
+            "*Advisor* or *Load Report*. The names of the samplers are the same as on the command line: *mar*, "
+            "*fasthybrid*, *lazymar*, *cspd*, *gtr*, *llamagen*, *tar*, *par*, *zipar*, *mulosd*, *bitdance* and "
+            "*nextstep*. Samplers that use LazyMAR Cache are named *fasthybrid+lazymar*, *gtr+lazymar* and "
+            "*cspd+lazymar*."
         ),
     }
 
@@ -174,8 +176,9 @@ class AnySampler(ModelFirst):
             optional=True,
             multiline=True,
             tooltip="One line of text: the name of a sampler, then a colon, then settings in the form name=value, with "
-            "commas between the settings; most samplers have the presets exact, balanced and fast. For settings that "
-            "you leave out, FastAR uses the preset, the model's file or the paper.",
+            "commas between the settings; most samplers have the presets exact, balanced and fast. A setting that you "
+            "leave out gets the value of the preset. If the preset has no value for the setting, the setting gets the "
+            "value of the model's file, or else the usual value.",
         )
 
         return schema(

@@ -75,7 +75,7 @@ class SweepSettings(Settings):
 
     sampler: str = knob(
         "fasthybrid",
-        "The sampler for all cells. A plus sign in its name means that it combines two methods.",
+        "The sampler for all cells. If the name of a sampler contains a plus sign, the sampler combines two methods.",
         choices=tuple(runnable()),
     )
     x: str = knob(
@@ -102,8 +102,8 @@ class ViewSettings(Settings):
 
     cell_size: int = knob(
         256,
-        "Width of a cell of the grid in pixels. Usual: 256; the sweep reduces it if the grid would be larger than "
-        "4096 pixels.",
+        "Width of a cell of the grid in pixels. Usual: 256; the sweep makes the cells smaller if the grid would "
+        "otherwise be larger than 4096 pixels.",
         low=32,
         high=1024,
         step=8,
@@ -114,7 +114,8 @@ class ViewSettings(Settings):
         AUTO,
         "What the horizontal axis of the plot shows: closeness to the unaccelerated sampler's image (PSNR, SSIM), "
         "the share of the drafts that were accepted, or the number of transformer passes. Usual: auto, which takes "
-        "PSNR. If no cell has a PSNR, auto takes acceptance; if no cell has drafts either, auto takes passes.",
+        "PSNR. If no cell has a PSNR, auto takes the share of accepted drafts (acceptance); if no cell has drafts "
+        "either, auto takes passes.",
         choices=(AUTO, *MEASURES),
         advanced=True,
     )

@@ -69,15 +69,16 @@ def _range(part: str, field: str, whole: bool) -> list[str]:
     match = _RANGE.fullmatch(part)
     if match is None or max(abs(Decimal(match[1])), abs(Decimal(match[2]))) > 10**12:
         raise UserError(
-            f"{field}: {part[:60]!r} is not a range; write, for example, 1..4, or 1..4 x 7 for seven values from "
-            "1 to 4. Both ends of a range must lie between -10^12 and 10^12."
+            f"{field}: {part[:60]!r} is not a range; write, for example, 1..4 for 1, 2, 3 and 4, or 1..4 x 7 for seven "
+            "values from 1 to 4. Both ends of a range must lie between -10^12 and 10^12."
         )
 
     low = Decimal(match[1])
     high = Decimal(match[2])
     if match[3] is None and (low % 1 or high % 1):
         raise UserError(
-            f"{field}: {part[:60]!r} does not say how many values you want; for five values, write {low}..{high} x 5."
+            f"{field}: {part[:60]!r} must say how many values you want, because an end of the range is not a whole "
+            f"number; for five values, write {low}..{high} x 5."
         )
 
     count = int(abs(high - low)) + 1 if match[3] is None else int(match[3])

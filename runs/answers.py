@@ -37,8 +37,8 @@ class AnswerSettings(Settings):
 
     limit: int = knob(
         512,
-        "Largest number of tokens of an answer; a token has about four letters. A higher limit allows longer answers, "
-        "and the model stops earlier if its answer is complete; usual: 512.",
+        "Largest number of tokens of an answer; a token has about four letters. A higher limit allows longer answers; "
+        "an answer that is complete before the limit ends there. Usual: 512.",
         low=1,
         high=2048,
         step=1,

@@ -29,13 +29,14 @@ DECIMALS = {SSIM: 3, PSNR: 1, ACCEPTANCE: 1}
 class AdviceSettings(Settings):
     """How a calibration is made. Each measure has its own limit, because their units differ."""
 
-    measure: str = knob(SSIM, "What decides whether a sampler is within the limit: SSIM or PSNR between its image and "
-        "the unaccelerated sampler's image, or acceptance, the share of its drafts that were accepted. With identical, "
-        "every pixel must be equal; with same distribution, methods that keep the distribution of the images pass too.",
+    measure: str = knob(SSIM, "What Advisor compares with the limit. SSIM and PSNR measure how similar a sampler's "
+        "image is to the unaccelerated sampler's image; acceptance is the share of a sampler's drafts that were "
+        "accepted. identical and same distribution have no limit: with identical, a sampler passes if every pixel is "
+        "equal; with same distribution, a sampler also passes if it keeps the distribution of the images.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS),
-        more="Identical images always pass. With *SSIM* and *PSNR*, methods that keep the distribution of the images "
-            "pass too, whatever the limit. Some samplers are meant to give a *different image*, for example with fewer "
-            "steps: with *SSIM* and *PSNR*, they pass only if the limit is 0.")
+        more="Identical images always pass. With *SSIM* and *PSNR*, a sampler that keeps the distribution of the "
+            "images passes at any limit. A sampler that is meant to give a *different image*, for example with fewer "
+            "steps, passes with *SSIM* and *PSNR* only if the limit is 0.")
     least_ssim: float = knob(0.9, "Used only if 'measure' is 'SSIM': the lowest SSIM to accept, from 0 to 1; with a "
         "higher limit, the recommended sampler is slower, but its images are closer to the unaccelerated images. "
         "Usual: 0.9.",
@@ -49,12 +50,13 @@ class AdviceSettings(Settings):
         "drafts, in percent; with a higher limit, the recommended sampler is slower, but its images are closer to "
         "the unaccelerated images. Usual: 80.",
         low=0.0, high=100.0, step=1.0, unit="%")
-    repeats: int = knob(2, "Number of repeats after the first round, which tries every sampler once; more repeats "
-        "take longer and give steadier results. Usual: 2.",
+    repeats: int = knob(2, "The first round tries every sampler once; this setting is the number of repeats after the "
+        "first round. More repeats take longer and give steadier results. Usual: 2.",
         low=1, high=100, step=1,
-        more="After each round, Advisor drops the samplers that are too slow to be the fastest, or too far outside the "
-            "limit. In each repeat, every remaining sampler runs once, and the unaccelerated sampler runs once right "
-            "before or right after each of them. During the repeats, the node shows how many minutes are left at most.")
+        more="After the first round and after each repeat, Advisor drops the samplers that are too slow to be the "
+            "fastest, or too far outside the limit. In each repeat, every remaining sampler runs once, and right "
+            "before or right after each of these runs, the unaccelerated sampler runs once. During the repeats, the "
+            "node shows the largest number of minutes that the rest can take.")
 
 
     @property

@@ -18,13 +18,15 @@ batch row       one image in one branch: B images in P branches make R = P B bat
 fed row         one token that a pass feeds to the transformer of a token model
 row             in a diffusion: one token, or one block of tokens, that the head samples
 pass            one run of the transformer, after which a sampler decides some cells; in ``mar/``, also *AR step*
-call            one run of the diffusion head; in ``tokens/jacobi.py``, one run of the transformer for several passes
-diffusion step  one of the steps from noise to a token. Without speculation, a step usually needs a call of the head
+call            one run of the diffusion head; in ``tokens/jacobi.py``, one run of the transformer that does the work of
+                several passes
+diffusion step  one of the steps from noise to a token. Usually, each step needs one call of the head; with speculation,
+                one call can serve several steps
 plan            the cells that each pass decides
-condition       what the user asks for (classes, prompts, images). The *conditions z* of a diffusion head are different:
-                the transformer computes them, one for each token that the head samples
+condition       what the user asks for (classes, prompts, images). The *conditions z* of a diffusion head are something
+                else: vectors that the transformer computes, one for each token that the head samples
 window          several steps that are computed at once: diffusion steps (``speculation.py``) or passes of a token model
-                (``tokens/jacobi.py``). In ZipAR, how many tokens ahead the grid's row above must be when a row starts
+                (``tokens/jacobi.py``). In ZipAR, how many tokens of a grid row are decided when the next row starts
 look            the function that runs the transformer in a pass
 draw            the function that samples the cells' values from the output of the look
 draft           a value that a cheap method proposes. The model verifies the value, and accepts or rejects it

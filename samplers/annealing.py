@@ -12,7 +12,7 @@ from .settings import HeadGuarantees
 
 class Annealed(HeadGuarantees):
     """The settings that all samplers with DiSA share. The settings class of each sampler declares both fields again,
-    with its own help texts.
+    because each sampler has its own help texts.
     """
 
     diffusion_steps: int  # diffusion steps of the first pass
@@ -21,7 +21,7 @@ class Annealed(HeadGuarantees):
     def __post_init__(self) -> None:
         super().__post_init__()
 
-        # If later passes would not have fewer steps, DiSA is off. The value None then says so in the report.
+        # If later passes would not have fewer steps, DiSA is off. Then None shows in the report that DiSA is off.
         if self.diffusion_steps_end is not None and self.diffusion_steps_end >= self.diffusion_steps:
             object.__setattr__(self, "diffusion_steps_end", None)
 

@@ -32,8 +32,8 @@ class _Entries(OfFastAR):
     maker: ClassVar[str] = ""  # the node that makes conditions of this kind
     fastar_version: ClassVar[int] = 1  # docs/sockets.md describes conditions of this version
 
-    # Every derived class has this property, or a field of this name. At run time, the base must not have it, because
-    # ``dataclass`` would take it for the default value of the field.
+    # Every derived class has this property, or a field of this name. At run time, the base must not have the property,
+    # because ``dataclass`` would take the property for the default value of the field.
     if TYPE_CHECKING:
 
         @property
@@ -66,8 +66,8 @@ class _Entries(OfFastAR):
         return replace(self, **chosen)
 
     def digests(self) -> tuple[str, ...]:
-        """A short digest for each image. Two digests are identical if both entries and both null conditions are
-        identical.
+        """A short digest for each image. The digests of two images are identical if the images have the same entry and
+        the same null condition.
         """
         return tuple(fingerprint(self.kind, entry, self.null_text) for entry in self.entries)
 
@@ -78,8 +78,8 @@ class _Entries(OfFastAR):
 
     @property
     def subject(self) -> str:
-        """A readable name for what all images show, such as "cat". It is "" if the images show different things, or if
-        there is no such name.
+        """The readable name of what all images show, such as "cat"; "" if the images show different things, or if what
+        they show has no such name.
         """
         return ""
 
@@ -93,7 +93,7 @@ class ClassCondition(_Entries):
     maker: ClassVar[str] = "Class Label"
     labels: tuple[int, ...]  # class ids, one per image
     names: tuple[str, ...]  # class names, same length; used as captions
-    label_set: str = ""  # the list that has the names ("picture-book", "imagenet-1k"); "" for ids without names
+    label_set: str = ""  # the list that the names are from ("picture-book", "imagenet-1k"); "" for ids without names
 
     @property
     def entries(self) -> tuple[int, ...]:
@@ -104,15 +104,15 @@ class ClassCondition(_Entries):
         if not self.label_set or len({*self.names}) != 1:
             return ""
 
-        name, _, _ = self.names[0].partition(" (")  # "crane (bird)": the brackets only distinguish classes of one name
+        name, _, _ = self.names[0].partition(" (")  # "crane (bird)": the brackets only tell equal names apart
         return name
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
         """The labels, int64 [B] on ``device``, for a model with ``classes`` classes.
 
         Raises:
-            UserError: the condition has no label, a label outside 0 to ``classes`` - 1, or names from a label set other
-                than the model's ``label_set``.
+            UserError: the condition has no label, or has a label outside 0 to ``classes`` - 1, or its names are from
+                another label set than the model's ``label_set``.
         """
         if not self.labels:
             raise UserError("condition: it holds no label; name at least one.")
@@ -154,7 +154,7 @@ class _Prompts(_Entries):
 
 @dataclass(frozen=True)
 class PromptCondition(_Prompts):
-    """Prompts for the images of a batch. The models for prompts contain a language model that encodes the text."""
+    """Prompts for the images of a batch, for models that contain a language model, which encodes the prompts."""
 
     kind: ClassVar[str] = "prompt"
     title: ClassVar[str] = "prompts"
@@ -170,7 +170,7 @@ class PromptCondition(_Prompts):
         return self.unconditional
 
 
-# The authors of Janus-4o give this weight to the guidance branch that does not read the input image's VQ tokens.
+# The usual ``freedom`` of an ImagePromptCondition, from the authors of Janus-4o.
 USUAL_FREEDOM = 5.0
 
 
@@ -208,8 +208,8 @@ class _Features(_Entries):
 
 
 class TextCondition(_Features):
-    """Encoded prompts: the text encoder's output for the tokens of each prompt, without padding. The captions are the
-    prompts themselves.
+    """Encoded prompts: the text encoder's output for the tokens of each prompt, without padding. The captions
+    (``names``) are the prompts as text.
     """
 
     kind: ClassVar[str] = "text"
@@ -227,8 +227,8 @@ class FeatureCondition(_Features):
 
 @dataclass(frozen=True, eq=False)
 class CodeCondition(_Entries):
-    """Semantic codes for the images of a batch. Tar's language model writes the codes, or Tar's image tokenizer,
-    TA-Tok, computes them from existing images. A code is an index into the codebook of TA-Tok.
+    """Semantic codes for the images of a batch. A code is an index into the codebook of TA-Tok, Tar's image tokenizer.
+    Either Tar's language model writes the codes, or TA-Tok computes them from existing images.
     """
 
     kind: ClassVar[str] = "codes"
@@ -243,7 +243,7 @@ class CodeCondition(_Entries):
         return self.codes
 
 
-# MAR reads class labels, and Harmon and UniPic read prompts. A BitDance model reads either labels or prompts.
+# MAR reads class labels; Harmon and UniPic read prompts. Some BitDance models read labels, and the others prompts.
 ClassOrPrompt = ClassCondition | PromptCondition
 AnyCondition = ClassOrPrompt | ImagePromptCondition | TextCondition | FeatureCondition | CodeCondition
 
@@ -259,7 +259,7 @@ def from_ids(ids: Sequence[int]) -> ClassCondition:
 
 
 def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
-    """Raise a UserError if a condition is not of ``kind``. ``model``: the name of the model that reads this kind."""
+    """Raise a UserError if a condition is not of ``kind``, the kind that the model named ``model`` reads."""
     if condition.kind != kind:
         raise wrong_kind(condition, kind, model)
 
@@ -267,12 +267,13 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 def wrong_kind(condition: AnyCondition, kind: str, model: str) -> UserError:
     """The error for a condition that the model named ``model`` cannot read. ``kind``: the kind that the model reads."""
     return UserError(
-        f"condition: {model} reads {KINDS[kind]}, but the condition holds {condition.title}; connect {MAKERS[kind]}."
+        f"condition: {model} reads {KINDS[kind]}, but the condition holds {condition.title}; connect the node "
+        f"{MAKERS[kind]}."
     )
 
 
 def expect_editor(condition: AnyCondition, model: Any) -> None:
-    """Check that a model can edit images. The check passes if it is unknown whether the model was trained to edit.
+    """Check that a model can edit images. If it is unknown whether the model was trained to edit, the check passes.
 
     Raises:
         UserError: the model does not read images with prompts; the model was not trained to edit, so it would ignore
@@ -283,7 +284,7 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
     if model.edits is False:
         raise UserError(
             f"condition: {model.name} was not trained to edit and would ignore the image; load {model.editor}, or "
-            f"connect {MAKERS['prompt']}."
+            f"connect the node {MAKERS['prompt']}."
         )
     if model.lacks_reader:
         raise UserError(

@@ -2,30 +2,31 @@
 possible.
 
 The input is a draft y, sampled from q = N(m_q, s_q^2). For any q, the output x is exactly a sample of the target,
-p = N(m_p, s_p^2). "Accepted" means x = y. Covariances are diagonal, and rows are independent. A drafted diffusion state
-is usable only as a whole, so all channels of a row are accepted or rejected together. If each channel were accepted or
-rejected by itself, the channels' probabilities would multiply, so a whole state would rarely be accepted.
+p = N(m_p, s_p^2). "Accepted" means x = y. Covariances are diagonal, and rows are independent. All channels of a row are
+accepted or rejected together, because a drafted diffusion state is usable only as a whole. If each channel were
+accepted or rejected by itself, the channels' probabilities would multiply, so a whole state would rarely be accepted.
 
 - :func:`couple_means`, for equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025,
   arXiv 2501.05370; Bou-Rabee, Eberle & Zimmer 2020). It accepts with probability 2 Phi(-|D| / 2) = 1 - TV. Here, Phi is
   the standard normal distribution function, D is (m_q - m_p) / s, and TV is the total variation distance between the
-  two Gaussians. No coupling can accept more often. couple_means mirrors the noise of a rejected draft. The mirror image
-  needs no new random numbers.
+  two Gaussians. No coupling can accept more often. To replace a rejected draft, couple_means mirrors the draft's noise,
+  so it needs no new random numbers.
 - :func:`couple_stds`, for equal means: the usual rejection of speculative decoding, which accepts with probability
   min(1, p / q). It replaces a rejected draft by a sample of max(0, p - q) / Z, where Z normalises the density. To find
-  this sample, it accepts or rejects proposals from p (Leviathan et al. 2023, appendix A). Here, too, no coupling can
-  accept more often.
+  this sample, couple_stds accepts or rejects proposals from p (Leviathan et al. 2023, appendix A). No coupling can
+  accept more often here, either.
 - :func:`couple`, for the general case: couple_stds, then couple_means. MAR's learned variances hardly differ between a
   draft and the target, so couple_stds rarely changes the draft. Then couple_means keeps or mirrors the draft's noise.
-  So two images of one seed, one with drafts and one without, stay similar.
+  So an image with drafts and an image of the same seed without drafts are similar to each other.
 - :func:`couple_fixed`, for BitDance and NextStep, whose variances are fixed: couple_means alone.
 
-Two Gaussians count as equal if, in every channel, their means differ by at most :data:`ROUNDING` (1 + |mean|) and their
-log stds by at most :data:`ROUNDING`. The fp32 outputs of one head in two different batches differ by this much. This
-tolerance causes an error in the distribution of the samples. Consider the demo model with temperature 0.8, 8 channels
-and 50 diffusion steps from t = 950. The smallest std of a step with noise is 0.0051. If |mean| = 1 in all channels, the
-error in total variation is at most 0.0044 in the worst step, 0.00012 in the median step, and 0.013 over all steps of a
-token. In 12,032 verified steps with the demo's draft model, q and p never came close enough to count as equal.
+Two Gaussians count as equal if, in every channel, their means differ by at most :data:`ROUNDING` (1 + |m_p|) and their
+log stds by at most :data:`ROUNDING`. The tolerance is needed, because the fp32 outputs of one head in two different
+batches differ by about as much. The tolerance causes an error in the samples' distribution. For example, the demo
+model with temperature 0.8, 8 channels and 50 diffusion steps from t = 950 has a std of at least 0.0051 in every step
+with noise. If |m_p| = 1 in all channels, the error in total variation is at most 0.0044 in the worst step, 0.00012 in
+the median step, and 0.013 over all steps of a token. In 12,032 verified steps with the demo's draft model, q and p were
+never close enough to count as equal, so the tolerance caused no error.
 
 The caller computes all random numbers, so no function here waits for the device. A std of 0 means no noise, as in the
 last step. The draft of a step without noise is accepted only if q and p count as equal.
@@ -70,8 +71,8 @@ class Coupled(NamedTuple):
 
     value: Tensor  # fp32 [N, channels]
     accepted: Tensor  # bool [N], whether the value is the draft
-    # bool [N], whether the value is a sample of the target. If couple_stds rejects the draft and all proposals, this is
-    # False, and the value comes from the last proposal, or from the draft if there are no proposals.
+    # bool [N], whether the value is a sample of the target. False if couple_stds rejects the draft and all proposals;
+    # then the value comes from the last proposal, or if there are no proposals, from the draft.
     is_sample: Tensor
 
 
@@ -103,23 +104,23 @@ def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
 def couple_stds(
     draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, proposals: Proposals | None = None
 ) -> Coupled:
-    """Turn a sample of q = N(m, s_q^2) into a sample of p = N(m, s_p^2), with the same mean m. Accept the draft with
-    probability min(1, p / q). Otherwise sample from max(0, p - q) / Z. ``log_std``: log s_p.
+    """Turn a draft, a sample of q = N(m, s_q^2), into a sample of p = N(m, s_p^2), with the same mean m. Accept the
+    draft with probability min(1, p / q). Otherwise sample from max(0, p - q) / Z. ``log_std``: log s_p.
 
     A proposal from p is accepted with probability 1 - min(1, q / p). Let TV > 0 be the total variation distance between
     p and q. A draft is rejected with probability TV. A rejected draft needs 1 / TV proposals on average, but an
     accepted draft needs none. So the average over all drafts is one proposal per draft, for any p and q. The
     probability that a draft needs more than T proposals is below 1 / T.
     """
-    # 1. Accept the draft.
+    # 1. Decide whether the draft is accepted.
     z = (draft - q.mean) * torch.exp(-q.log_std)
     log_std_gap = q.log_std - log_std
     accepted = uniform.log() <= _shape_ratio(z, log_std_gap)
     if proposals is None:
         return Coupled(draft, accepted, accepted)
 
-    # 2. Accept proposals: log q / p is the shape ratio with p and q exchanged. Every comparison with NaN is False, so
-    # the negation accepts a proposal with NaN, and the NaN stays visible.
+    # 2. Decide which proposals are accepted: log q / p is the shape ratio with p and q exchanged. Every comparison with
+    # NaN is False, so the negation accepts a proposal with NaN, and the NaN stays visible.
     proposal_accepted = ~(proposals.uniforms.log() <= _shape_ratio(proposals.normals, -log_std_gap[:, None]))
     any_accepted = proposal_accepted.any(1)
 
@@ -131,8 +132,8 @@ def couple_stds(
 
 
 def couple_means(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Coupled:
-    """Turn a sample of N(mean, s^2) into a sample of p = N(m_p, s^2) by reflection-maximal coupling. The std s is the
-    same in both Gaussians and above 0.
+    """Turn a sample of N(mean, s^2) into a sample of p = N(m_p, s^2) by reflection-maximal coupling. Both Gaussians
+    have the same std s, which is above 0.
 
     Let z be the draft's noise, D = (mean - m_p) / s and e = D / |D|. The draft is accepted with probability
     min(1, exp(-z.D - |D|^2 / 2)). A rejected draft is replaced by m_p + s (z - 2 (e.z) e).
@@ -141,7 +142,7 @@ def couple_means(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> C
         draft: fp32 [N, channels], a sample of N(mean, s^2).
         uniform: fp32 [N] in (0, 1].
     """
-    # 1. Accept the draft.
+    # 1. Decide whether the draft is accepted.
     std = p.log_std.exp()
     z = (draft - mean) / std
     shift = (mean - p.mean) / std
@@ -160,16 +161,16 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals:
 
     1. If q and p count as equal, the draft is accepted.
     2. If q or p has no noise in some channel, the result is the mean of p, and the draft counts as rejected.
-    3. Otherwise, the result is that of the two couplings.
+    3. Otherwise, the two couplings decide.
 
-    All cases are computed for all rows, the last case first, so that an earlier case can replace its result.
+    The code computes every case for all rows. It starts with case 3, so that case 2 or 1 can replace the result.
 
     Args:
         draft: fp32 [N, channels], a sample of q.
         uniforms: in (0, 1], fp32 [N, 2]: one for ``couple_stds`` and one for ``couple_means``.
-        proposals: for rows that ``couple_stds`` rejects; None for no proposals. A caller can repeat the call with these
-            proposals and more after them. The second call then changes only the rows whose value was not yet a sample
-            of p.
+        proposals: for the drafts that ``couple_stds`` rejects; None for no proposals. A caller can repeat the call with
+            these proposals followed by more proposals. The second call then gives new values only to the rows whose
+            value was not yet a sample of p.
     """
     # Case 3.
     first = couple_stds(draft, q, p.log_std, uniforms[:, 0], proposals)

@@ -1,9 +1,9 @@
 """Editing: the tokens outside a mask are fixed, and the sampler regenerates the tokens inside the mask.
 
-Fixed tokens are known before the first pass, so editing works with every accelerator except MuLo-SD. The sampler of
-MuLo-SD takes no edit. In the MAR samplers, a new token sees all fixed tokens. All other samplers decide tokens in an
-order that does not depend on the mask, mostly raster order. In these samplers, a new token sees only the fixed tokens
-before it. In BitDance, a new token also sees the fixed tokens in its own block.
+Every sampler takes an edit, except the sampler of MuLo-SD. In the MAR samplers, fixed tokens count as decided before
+the first pass, so a new token sees all fixed tokens. All other samplers decide tokens in an order that does not depend
+on the mask, mostly raster order. There, a new token sees only the fixed tokens that are earlier in this order. In
+BitDance, a new token also sees the fixed tokens in its own block.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..errors import UserError
 from ..networks.precision import is_finite
 from ..reports.record import Report, fingerprint
 
-# Smallest mask value at which a token is regenerated. On a scale of 0 to 255, lower values round to 0. The soft edge of
-# a feathered mask thus belongs to the mask. ComfyUI's samplers, too, change the image wherever the mask is above 0.
+# Smallest mask value at which a token is regenerated: on a scale of 0 to 255, all lower values round to 0. So the soft
+# edge of a feathered mask belongs to the mask. ComfyUI's samplers, too, change the image wherever the mask is above 0.
 LEAST_MASKED = 0.5 / 255
 # Largest absolute value that FastAR allows in the latents of the image that an edit starts from. Latents of images have
 # a standard deviation of at most about 5. Values far above 10,000 overflow in norms and in fp16, which turns a large
@@ -35,8 +35,8 @@ class Edit:
     # The image to start from: decoder latents [1 or B, C, H, W] of any float dtype, or for a token sampler the codes of
     # G x G tokens, int64 [1 or B, G, G].
     start: Tensor
-    # [1 or B, h, w] of any size, values 0 to 1. A token is regenerated if a mask value in its area is at least
-    # LEAST_MASKED.
+    # [1 or B, height, width] of any size, values 0 to 1. A token is regenerated if at least one mask value in its area
+    # is LEAST_MASKED or more.
     mask: Tensor
 
     def for_images(self, images: Sequence[int], batch: int) -> Edit:
@@ -48,7 +48,7 @@ class Edit:
         return Edit(start, mask)
 
     def expect_batch(self, images: int) -> None:
-        """Check the shape of the mask. Check that start and mask each have one entry, or ``images`` entries.
+        """Check the shape of the mask. Check that start and mask have one entry or ``images`` entries each.
 
         Raises:
             UserError: the mask does not have the shape [batch, height, width]; the mask has a dimension of size 0;
@@ -94,12 +94,12 @@ class Edit:
 def start_edit(
     edit: Edit, start_tokens: Tensor, grid: tuple[int, int], images: int, report: Report
 ) -> tuple[Tensor, Tensor]:
-    """Start an edit of B = ``images`` images, and write its digests into the report.
+    """Start an edit of B = ``images`` images, and write the digests of the edit into the report.
 
     ``start_tokens``: all tokens of the image that the edit starts from, [1 or B, L, c]; ``grid``: h and w.
 
     Returns:
-        The tokens, [B, L, c], 0 where the edit regenerates them; and which tokens it regenerates, bool [B, L].
+        The tokens, [B, L, c], with 0 for the tokens to regenerate; and which tokens to regenerate, bool [B, L].
 
     Raises:
         UserError: see :meth:`Edit.token_mask`.
@@ -110,8 +110,8 @@ def start_edit(
 
 
 def edit_digests(start_tokens: Tensor, regenerated: Tensor) -> tuple[str, ...]:
-    """A short digest for each image of an edit. Two digests are identical if both edits fix the same tokens with the
-    same values.
+    """A short digest for each image of an edit. The digests of two images are identical if the same tokens are fixed in
+    both images and have the same values.
 
     Args:
         start_tokens: all tokens of the image that the edit starts from, [1 or B, L, ...].

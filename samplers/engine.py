@@ -1,6 +1,6 @@
 """One engine for all samplers: an image is a grid of cells, and every pass decides some of the cells.
 
-A sampler has three parts. For every pass k, each part has one task:
+A sampler has three parts, and every pass k uses all three:
 
 - plan: ``plan[k]`` is the tensor of the cells that the pass decides;
 - look: ``look(k, cells)`` runs the transformer on the cells that are decided so far. It returns the output z for
@@ -12,9 +12,9 @@ the token samplers (``docs/papers.md`` lists the methods). PAR and ZipAR change 
 feeds to the transformer. LazyMAR changes the look. DiSA and speculation change the draw. GtR changes the plan and the
 draw.
 
-Some methods verify drafts: FastHybrid, CSpD, MuLo-SD and Jacobi decoding. They have loops of their own, because the
-cells that a pass decides depend on which drafts are accepted. BitDance has its own loop because it shows progress
-within a pass. All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.yield_step`.
+Four methods verify drafts: FastHybrid, CSpD, MuLo-SD and Jacobi decoding. Each has its own loop, because the cells
+that a pass decides depend on which drafts are accepted. BitDance has its own loop, because it shows progress within a
+pass. All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.yield_step`.
 
 Shapes: B images, each with L = h w cells in h grid rows and w columns. The value of a cell is a token id or a vector of
 channels.
@@ -79,14 +79,14 @@ class Noise(Protocol):
 class Step:
     """The partial result that a sampler yields, usually after every pass.
 
-    A step computes its latents when they are first read, so a preview that nobody looks at costs nothing. Read the
-    latents before the sampler continues, because the step cannot compute them later.
+    A step computes its latents only when they are first read, so a preview that nobody looks at costs nothing. Read
+    the latents before the sampler continues; afterwards, the step can no longer compute its latents.
     """
 
     # Progress: ``done`` of ``total``. Most samplers count passes, called AR steps in MAR. In FastHybrid, the images may
-    # be at different AR steps, so ``done`` is the mean over the images. BitDance counts calls of the diffusion head.
-    # tokens/jacobi.py counts the cells whose values are certain. MuLo-SD counts each cell twice, see progress_of_draft
-    # in tokens/mulosd/blocks.py.
+    # be at different AR steps, so ``done`` is the mean over the images, rounded down. BitDance counts calls of the
+    # diffusion head. tokens/jacobi.py counts the cells whose values are final, in the image with the fewest such cells.
+    # MuLo-SD counts each cell twice, see progress_of_draft in tokens/mulosd/blocks.py.
     done: int
     total: int
     report: Report  # the report of the run, with the counts so far
@@ -99,7 +99,7 @@ class Step:
 
     @property
     def decided(self) -> Tensor:
-        """Which tokens are decided, bool [B, h, w]. In CSpD and MuLo-SD, drafts count before they are verified."""
+        """Which tokens are decided, bool [B, h, w]. In CSpD and MuLo-SD, unverified drafts count, too."""
         return self._viewed[1]
 
     @cached_property
@@ -142,8 +142,8 @@ View: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 class Canvas:
     """The images that a run generates: the values decided so far, and the report.
 
-    The clock runs from the start of the sampler to :meth:`finish`. The sampler creates the clock, because it may read
-    the condition before it creates the canvas.
+    The clock runs from the start of the sampler to :meth:`finish`. The sampler creates the clock, because the sampler
+    may read the condition before it creates the canvas.
     """
 
     model: Model  # the model that generates the images
@@ -151,7 +151,7 @@ class Canvas:
     noise: Noise
     grid: tuple[int, int]  # h, w
     # The values of the cells, [B, L, ...]. A token model has one more cell at the end, which no image shows. If a pass
-    # decides fewer cells in one image than in another, the entries that pad the shorter list write to this cell.
+    # decides fewer cells in one image than in another, this cell pads the shorter list of cells.
     values: Tensor
     report: Report
     total: int = 0  # for Step.total; the sampler sets it before the first pass
@@ -159,7 +159,7 @@ class Canvas:
     phases: tuple[str, str] = ("transformer", "head")  # names in the report for the time of the looks and of the draws
     clock: Clock = field(kw_only=True)
 
-    # Two maps, with the shape [B, L]; [B, L + 1] in a token model:
+    # Two maps, [B, L]; in a token model, [B, L + 1]:
     decided_in_pass: Tensor = field(init=False)  # int32, the pass that decided a cell; -1 if no pass has decided it
     outcome: Tensor = field(init=False)  # uint8, what became of a cell's draft, see reports/record.py
     # Norms of intermediate tensors, fp32 [] each. A norm is not finite if a value of its tensor is not finite.
@@ -221,8 +221,8 @@ class Canvas:
             self.outcome[image, cell] = outcome
 
     def partial_latents(self, decided: Tensor) -> Tensor:
-        """The images' latents or codes, in the shape that :class:`Sampled` states. They are zero at the cells where
-        ``decided``, bool [B, L], is False.
+        """The images' latents or codes, in the shape that :class:`Sampled` states: zero at the cells where ``decided``,
+        bool [B, L], is False.
         """
         values = self.values[:, : self.cells]
         decided = decided.view(*decided.shape, *(1,) * (values.ndim - 2))
@@ -234,13 +234,13 @@ class Canvas:
         """
         return values.view(-1, *self.grid)
 
-    # The caller may change these tensors, so they must not be inference tensors.
+    # The caller may change the returned tensors, so they must not be inference tensors.
     @torch.inference_mode(False)
     @torch.no_grad()
     def view(self, drafted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The latents or codes so far, and which tokens are decided; see :data:`View`.
 
-        ``drafted``: bool [B, L], cells whose values are drafts. They count as decided. None if there are none.
+        ``drafted``: bool [B, L], the cells whose values are drafts; these cells count as decided. None: no drafts.
         """
         decided = self.decided if drafted is None else self.decided | drafted
         return self.partial_latents(decided), decided.view(-1, *self.grid)
@@ -248,7 +248,7 @@ class Canvas:
     def yield_step(self, done: int, view: View | None = None) -> Iterator[Step]:
         """Yield the partial result. The run's time does not include the time until the caller continues.
 
-        ``view``: computes the latents and the decided tokens of the step; None for :meth:`view`.
+        ``view``: computes what :meth:`view` computes, for this step; None for :meth:`view` itself.
         """
         step = Step(done, self.total, self.report, view or self.view)
         with self.clock.phase(PAUSE):
@@ -256,8 +256,8 @@ class Canvas:
         step.view = None
 
     def watch(self, *norms: Tensor) -> None:
-        """Store norms, fp32 [] each. :meth:`expect_finite` checks all stored norms at once, so no pass waits for the
-        device to check a norm.
+        """Store norms, fp32 [] each. :meth:`expect_finite` checks all stored norms at once after the last pass, so no
+        pass waits for the device.
         """
         self.norms.extend(norms)
 
@@ -287,7 +287,7 @@ class Canvas:
         return Sampled(latents, self.report)
 
     def expect_finite(self, input_name: str) -> None:
-        """Check all norms so far. The host waits for the device here.
+        """Check all stored norms. For this check, the host waits for the device.
 
         ``input_name``: the input that holds the model, for the error message.
 
@@ -368,5 +368,5 @@ def new_report(name: str, model: Model, settings: Any, noise: Noise) -> Report:
 
 
 def remark_draft(report: Report, draft: Model) -> None:
-    """At the end of a run, add the remarks about a draft model to the report, except remarks that it already has."""
+    """At the end of a run, add the remarks about a draft model that the report does not have yet."""
     report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text and text not in report.note))

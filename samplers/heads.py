@@ -6,7 +6,7 @@ conditions of the batch:
 - :class:`FullChainHead`: one step after another, for all rows together (``chain.py``). It is a :class:`.ChainHead`.
 - :class:`SpeculationHead`: for any states at any steps (``speculation.py``).
 
-Both compute the whole network. LazyMAR has another :class:`.ChainHead`, which reuses cached results, see
+Both classes compute the whole network. LazyMAR has another :class:`.ChainHead`, which reuses cached results, see
 ``mar/lazy/head.py``. In ``mar/``, a :class:`.HeadFactory` makes these objects.
 
 For the letters in shapes (N, P, S, *, c) see ``chain.py``.
@@ -46,20 +46,21 @@ class HeadNetwork(Protocol):
         """
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """The predictions, fp32 [P, N, *, c]. If the head predicts variance logits, these follow: fp32 [P, N, *, 2 c].
+        """The predictions, fp32 [P, N, *, c]; or fp32 [P, N, *, 2 c] if c variance logits follow the c predictions.
 
         ``x``: states, fp32 [N, *, c]. ``modulations``: [P, N, *, w'] each.
         """
 
 
 class _FullHead:
-    """What both classes share: the whole diffusion head for the conditions of N rows. The report counts the work.
+    """What :class:`FullChainHead` and :class:`SpeculationHead` share: the whole diffusion head for the conditions of N
+    rows. The report counts the calls.
 
     One matrix product computes the modulations of many steps, so it reads the weights only once for all these steps.
 
     Args:
-        budget: the most numbers that one product may compute. A product computes at least one step (in
-            :class:`SpeculationHead`, one state), even if the modulations of this step exceed the budget.
+        budget: how many numbers of modulations one product may compute at most. A product always computes at least one
+            step (in :class:`SpeculationHead`, one state), even if this one exceeds the budget.
     """
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
@@ -73,7 +74,7 @@ class _FullHead:
         ones = (1,) * (batch.z.ndim - 3)
         self._times = times.view(len(times), 1, -1, *ones, times.shape[-1])
 
-        # The budget allows this many rows at one step, and this many steps of all rows.
+        # The budget allows ``_rows_at_once`` rows at one step, or ``_steps_at_once`` steps of all rows.
         branches, rows, *tokens, _ = batch.z.shape
         numbers_of_row = branches * math.prod(tokens) * head.modulation_numbers
         self._rows_at_once = max(1, budget // numbers_of_row)
@@ -83,7 +84,7 @@ class _FullHead:
 class FullChainHead(_FullHead):
     """Calls the whole head one step after another, for :func:`.chain.run_chain`."""
 
-    # The modulations from the newest product: a tuple of tensors [P, N, *, w'] for each of its steps.
+    # The modulations from the newest product: for each step of the product, a tuple of tensors [P, N, *, w'].
     _newest: Sequence[tuple[Tensor, ...]] = ()
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
@@ -146,8 +147,8 @@ class SpeculationHead(_FullHead):
         return self._head.modulations(self._times_at(k) + self._condition[:, row])
 
     def _times_at(self, k: Tensor) -> Tensor:
-        """The time embeddings of steps ``k``, int64 [M], one row for each: [1, M, 1 ..., w]. All rows of the batch must
-        have the same steps.
+        """The time embeddings of the M steps ``k``, int64 [M]: [1, M, 1 ..., w]. All rows of the batch must have the
+        same steps.
         """
         times = self._times[k]  # [M, 1, 1, 1 ..., w]
         return times.squeeze(2).transpose(0, 1)  # [M, 1, 1 ..., w] -> [1, M, 1 ..., w]

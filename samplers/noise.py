@@ -1,12 +1,12 @@
-"""Paired noise: the seed, the image's index and the token's cell determine all random numbers of an image.
+"""Paired noise: the seed, the stream, the image's index and the token's cell determine every random number.
 
-Two samplers with the same seed therefore start from the same noise. Image i has the same noise whether FastAR generates
-it alone or in a batch. A *stream* is a named sequence of random numbers. Different streams are independent.
+A *stream* is a named sequence of random numbers. Different streams are independent. Two samplers with the same seed
+start from the same noise. Image i has the same noise whether FastAR generates the image alone or in a batch.
 
 - :class:`PairedNoise`: noise for diffusion. Generators on the CPU compute the noise, so it does not depend on the
   device. These generators leave PyTorch's global generator unchanged.
-- :class:`CounterRNG`: random numbers for the verification of drafts. The verification does not know in advance how many
-  numbers a rejected draft needs, so it computes each number from a counter.
+- :class:`CounterRNG`: random numbers for the verification of drafts. It is not known in advance how many numbers
+  a rejected draft needs, so each number is computed from a counter when it is needed.
 - :class:`CellNoise`: random numbers for sampling discrete tokens, also from counters; see ``tokens/token_noise.py``.
 
 The counters follow SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): a counter
@@ -49,7 +49,7 @@ def _fold_(x: Tensor, shift: int) -> Tensor:
 
 
 def stream_key(seed: int | None, image: int, stream: str) -> bytes:
-    """Eight bytes that determine the random numbers of ``stream`` for a seed and the image with this index."""
+    """Eight bytes that determine the random numbers of ``stream`` for a seed and the image with the index ``image``."""
     return hashlib.sha256(f"fastar/{seed}/{image}/{stream}".encode()).digest()[:8]
 
 
@@ -86,17 +86,15 @@ class PairedNoise:
         return torch.stack([torch.randn(tokens, channels, generator=g) for g in self._generators(f"{stream}/first")])
 
     def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
-        """The noise of ``count`` diffusion steps, fp32 [B, count, tokens, channels]. Entry 0 is for the first step.
-        Before this step, the state has the most noise.
+        """The noise of ``count`` diffusion steps, fp32 [B, count, tokens, channels]. Entry 0 is for the first step,
+        which starts from the state with the most noise.
         """
         generators = self._generators(f"{stream}/steps")
         return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in generators])
 
 
 class StreamNoise(NamedTuple):
-    """The noise of one stream for every token, fp32. For example, the diffusion of unaccelerated MAR reads the stream
-    "full".
-    """
+    """The noise of one stream for every token, fp32. For example, MAR's diffusion reads the stream "full"."""
 
     start: Tensor  # the state before the first diffusion step, [B, L, c]
     steps: Tensor  # the noise of each diffusion step, [S, B, L, c]
@@ -114,7 +112,7 @@ def stream_noise(
 
 
 def noise_bytes(images: int, streams: Mapping[str, int], numbers_per_step: int) -> int:
-    """Bytes that the noise of a batch takes in fp32.
+    """How many bytes the noise of a batch takes in fp32.
 
     Args:
         images: number of images in the batch.
@@ -128,11 +126,11 @@ def noise_bytes(images: int, streams: Mapping[str, int], numbers_per_step: int) 
 class CounterRNG:
     """Counter-based random numbers for N rows. Each row has a key.
 
-    A row has independent sequences of numbers, called lanes. Number i of a lane is a hash of (key, lane, i). An object
-    has no state besides the keys, so the numbers of a row depend neither on other rows nor on earlier calls. The device
-    of the keys computes the numbers.
+    A row has independent sequences of numbers, called lanes. Number i of a lane is a hash of (key, lane, i). This
+    object has no state besides the keys, so the numbers of a row depend neither on other rows nor on earlier calls. The
+    device that holds the keys computes the numbers.
 
-    ``keys``: int64 [N], see :func:`row_keys`.
+    ``keys``: int64 [N], one key per row, see :func:`row_keys`.
     """
 
     def __init__(self, keys: Tensor):
@@ -178,17 +176,17 @@ class CounterRNG:
 
 
 def row_keys(noise: PairedNoise, stream: str, tokens: int) -> Tensor:
-    """A key of :class:`CounterRNG` for every token (or block) of an image, int64 [B, tokens]. A key consists of the
-    bits of two fp32 numbers of ``stream``.
+    """The keys of :class:`CounterRNG`, int64 [B, tokens]: one for every token (or block) of every image. A key consists
+    of the bits of two fp32 numbers of ``stream``.
     """
     bits = noise.start_noise(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
     return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)
 
 
 class CellNoise(NamedTuple):
-    """The random numbers of a stream: one for each of B images, each cell and each of the V values of a token.
+    """The random numbers of a stream: one number for each of B images, each cell and each of V token values.
 
-    The class holds only tensors, so a function that is recorded as a CUDA graph can take it as an argument.
+    The class holds only tensors, so a function that is recorded as a CUDA graph can take the object as an argument.
     """
 
     keys: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and token value 0
@@ -208,7 +206,7 @@ class CellNoise(NamedTuple):
 
     def gumbel(self, cells: Tensor) -> Tensor:
         """Gumbel(0, 1) noise, fp32 [B, n, V]; ``cells``: see :meth:`uniform`."""
-        # The noise is -log(-log(1 - u)), with 1 - u instead of the usual u. Large noise decides the argmax. With 1 - u,
-        # large noise comes from uniform numbers near 0, where the resolution is highest.
+        # The noise is -log(-log(1 - u)), with 1 - u instead of the usual u. So large noise, which decides the argmax,
+        # comes from u near 0, where the resolution of u is highest.
         log = self.uniform(cells).neg_().log1p_()  # log(1 - u)
         return log.neg_().log_().neg_()

@@ -19,17 +19,17 @@ from ..reports.record import Report
 class Knob:
     """Metadata of one setting."""
 
-    # The tooltip, of at most two sentences. The first says what the setting does, and what a higher or lower value
-    # does. The second says the usual value, and the value that switches the method off or makes it exact.
+    # The tooltip, mostly of two sentences. The first says what the setting does, and what a higher or lower value does.
+    # The last says the usual value, and the value that switches the method off or makes the method exact.
     help: str
     # The lowest and the highest allowed value, and the step of the widget; None for choices and switches.
     low: float | None = None
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()  # allowed strings, or empty
-    # Only for a setting whose default is None: the usual value for a full-size model, which a new node shows. It also
-    # gives the setting its type. A setting that is None takes the value of the setting ``same_as`` if there is one, or
-    # else the model's own value.
+    # Only for a setting whose default is None: the usual value for a full-size model. A new node shows this value, and
+    # the type of this value is the type of the setting. A setting that is None takes the value of the setting that
+    # ``same_as`` names, or if ``same_as`` is "", the model's own value.
     full_size_value: float | None = None
     same_as: str = ""  # the name of the setting whose value replaces None, or ""
     symbol: str = ""  # the paper's symbol for the setting if it differs from the name, or ""
@@ -47,14 +47,14 @@ class Removed(NamedTuple):
 
 
 class Settings:
-    """Base class of all settings. A derived class is a frozen dataclass whose fields :func:`knob` makes. Every new
-    object checks its values, and converts numbers to the types of the settings.
+    """Base class of all settings. A derived class is a frozen dataclass, and :func:`knob` makes its fields. Every new
+    object checks its values, and converts each number to the type of its setting.
 
     Raises:
         UserError: a value of a wrong type, a number that is not finite or outside its range, or an unknown choice.
     """
 
-    # Settings of other samplers that a user may try here. Each has a text: why this class lacks it, and what to do.
+    # Keys: settings of other samplers that a user may try here. Values: why this class lacks a setting, and what to do.
     refused: ClassVar[Mapping[str, str]] = {}
     # Settings that FastAR removed from this class (not from its base classes), see check_removed.
     removed: ClassVar[Mapping[str, Removed]] = {}
@@ -67,15 +67,15 @@ class Settings:
 
 class Guarantees(Settings):
     """Settings of a sampler, and what they promise about its images. There are three cases, in comparison with the
-    unaccelerated sampler:
+    images of the unaccelerated sampler:
 
     - :meth:`exact`: the images are identical;
     - :meth:`lossless`: the images differ, but they have the same distribution;
-    - neither: the distribution of the images differs too.
+    - neither: the images differ, and they have a different distribution.
     """
 
-    # For the third case: True if the image is a different image of the same subject, because the method decides tokens
-    # in a different order or starts from a small image; False if it approximates the unaccelerated image.
+    # Only for the third case: True if the image is a different image of the same subject, because the method decides
+    # tokens in a different order or starts from a small image; False if the image approximates the unaccelerated image.
     different_image: ClassVar[bool] = False
 
     def exact(self, side: int) -> bool:
@@ -89,13 +89,12 @@ class Guarantees(Settings):
         return False
 
     def no_gain(self, report: Report) -> str:
-        """A sentence that says which part of the method did not make the run faster, and why; "" if none failed."""
+        """Which part of the method did not make the run faster, and why, in a sentence; "" if there is no such part."""
         return ""
 
     def streams(self) -> dict[str, int]:
         """The streams of diffusion noise (``noise.py``): the name of each stream, and the number of diffusion steps for
-        which the stream has noise. The noise depends on the name, so two diffusions with different noise need two
-        streams.
+        which the stream has noise. Two diffusions that need different noise read two streams with different names.
         """
         return {}
 
@@ -103,9 +102,10 @@ class Guarantees(Settings):
 class HeadGuarantees(Guarantees):
     """The guarantees of samplers with a diffusion head, which combine several methods.
 
-    A settings class has one base class for each of its methods. A base class states what its method does to the images
-    in ``approximates`` or ``samples_differently``, and combines this with the answer of ``super()``. The sampler is
-    exact if no method does anything, and lossless if methods only sample differently.
+    A settings class has one base class for each of its methods. A base class overrides ``approximates`` or
+    ``samples_differently``. The result is True if the property applies to the class's own method, or if ``super()``
+    returns True. If both properties are False, the sampler is exact. If only ``samples_differently`` is True, the
+    sampler is lossless.
     """
 
     @property
@@ -163,8 +163,8 @@ def default_or_full_size(default: Any, metadata: Knob) -> Any:
 
 
 def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by name. The first of these values that exists replaces None: the value of the setting ``same_as``,
-    the model's ``own`` value, ``full_size_value``; see :class:`Knob`.
+    """All settings by name. A value that is None is replaced by the first of these values that exists: the value of the
+    setting that ``same_as`` names, the model's ``own`` value, ``full_size_value``; see :class:`Knob`.
     """
     values: dict[str, Any] = {}
     for name, (_, metadata) in knobs(settings).items():
@@ -179,8 +179,8 @@ def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(kind: type, values: Mapping[str, Any]) -> str:
-    """Values of settings in words, such as "32 AR steps, cfg 2.5". The text omits advanced settings that have their
-    default values.
+    """Values of settings in words, such as "32 AR steps, cfg 2.5". The text omits every advanced setting with its
+    default value.
     """
     words = []
     for name, (default, metadata) in knobs(kind).items():
@@ -211,7 +211,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Settings of the class ``kind`` from values by name. The value of a number or a switch may also be text from a
+    """Settings of the class ``kind`` from values by name. A number or a switch may also be given as text, as on a
     command line.
 
     Raises:
@@ -244,10 +244,10 @@ def check_removed(kind: type[Settings], name: str, value: Any) -> bool:
     workflows and scripts may still name a removed setting.
 
     Returns:
-        Whether FastAR removed the setting ``name`` from ``kind``. If it did not, ``value`` has no effect.
+        Whether FastAR removed the setting ``name`` from ``kind``. If FastAR did not, ``value`` is not checked.
 
     Raises:
-        UserError: FastAR removed the setting, but ``value`` is a different value.
+        UserError: FastAR removed the setting, and ``value`` is not the value that FastAR now always uses.
     """
     removed = removed_from(kind)
     if name not in removed:
@@ -282,9 +282,9 @@ _OFF = ("false", "no", "off", "0")
 
 
 def _parsed(value: Any, default: Any) -> Any:
-    """The bool or number that a text stands for. Any other value is returned unchanged.
+    """The bool or number that ``value`` stands for, or ``value`` unchanged if it stands for neither.
 
-    ``default``: a value of the setting's type.
+    ``default``: a value of the setting's type, which decides whether a bool or a number is expected.
     """
     if isinstance(default, bool):
         word = str(value).lower()

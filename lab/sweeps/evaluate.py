@@ -229,10 +229,10 @@ def _measures(text: str | None, reference: bool) -> list[str]:
             names.append(name)
 
     if not names:
-        raise UserError(f"measures: the list is empty; choose one or more of {', '.join(MEASURES)}, judge.")
+        raise UserError(f"measures: the list is empty; choose one or more of {', '.join(MEASURES)} and judge.")
     for name in names:
         if name not in MEASURES:
-            raise UserError(f"measures: {name!r} is not one of {', '.join(MEASURES)}, judge.")
+            raise UserError(f"measures: {name!r} is not one of {', '.join(MEASURES)} and judge.")
 
     if reference and "fid" not in names:
         raise UserError("reference: no measure of this run uses a reference; add fid, or leave the reference out.")

@@ -30,8 +30,8 @@ class TokenFamily(Family):
     model_help = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
     condition_help = (
         "What to generate, one label or prompt per image, from Class Label, or from LlamaGen Prompt for LlamaGen's "
-        "text-to-image models. For Janus, connect Prompt (FastAR) or Image and Prompt; for Tar, connect Tar Prompt or "
-        "Image to Codes."
+        "text-to-image models. For Janus, connect the node Prompt (FastAR) or the node Image and Prompt; for Tar, "
+        "connect the node Tar Prompt or the node Image to Codes."
     )
     mask_help = (
         "The area to regenerate; all other tokens stay unchanged. New tokens match the unchanged tokens above them "

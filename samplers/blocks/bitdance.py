@@ -1,4 +1,4 @@
-"""BitDance: generate an image block by block. Diffusion samples a block, a square of binary tokens, at once.
+"""BitDance: generate an image block by block. A block is a square of binary tokens, which diffusion samples together.
 
 Source: "BitDance" (arXiv 2602.14041) and its published code.
 
@@ -39,7 +39,7 @@ def check(model: BlockModel, settings: BlockSettings) -> None:
     """Check settings against a model, before a run loads or computes anything.
 
     Raises:
-        UserError: the model does not generate images of this size.
+        UserError: the model does not generate images of the size in the settings.
     """
     model.grid(settings.height, settings.width)
 
@@ -60,16 +60,16 @@ def bitdance(
         condition: what the B images show: class labels for a class model, prompts for a prompt model.
         settings: see :class:`BlockSettings`.
         noise: noise of the B images.
-        edit: the part of each image to regenerate; None for whole new images. New tokens do not see fixed tokens in
-            later blocks.
+        edit: the part of each image to regenerate; None for whole new images. New tokens do not depend on fixed tokens
+            in later blocks.
 
     Yields:
         :class:`Step` after every call of the diffusion head or, with speculation, after every window of drafted
         diffusion steps. Returns :class:`Sampled`.
 
     Raises:
-        UserError: the model cannot read the condition or generate this size; the edit does not fit the model or the
-            size; the model is too large for a CPU; or predictions are not finite.
+        UserError: the model cannot read the condition, or cannot generate images of the chosen size; the edit does not
+            fit the model or this size; the model is too large for a CPU; or predictions are not finite.
     """
     canvas, inputs = block_canvas(model, condition, settings, noise, edit)
     look = BlockLook(canvas, inputs)
@@ -84,8 +84,8 @@ def bitdance(
 
         # 2. The diffusion of the block, in many calls of the head.
         for calls, state in canvas.clock.timed("head", diffusion.denoise(block, z)):
-            # 3. The last call decides the block: the state is now the head's prediction, and its signs are the tokens.
-            # The transformer reads them before the next block.
+            # 3. The last call decides the block: the state is now the head's prediction, and the signs of the state are
+            # the tokens. The transformer reads these tokens before the next block.
             if calls == diffusion.calls_of[block]:
                 canvas.watch(torch.linalg.vector_norm(state, torch.inf))
                 canvas.decide_block(block, torch.where(state >= 0, 1.0, -1.0))
@@ -124,7 +124,7 @@ class BlockLook:
         if at.start > self.fed:
             new = slice(self.fed, at.start)
             embeddings = self.net.embed(self.canvas.branch_tokens[:, new], self.position_embeddings[new])
-            before = self.canvas.block_size + self.fed  # the block before block 0 is in the cache too
+            before = self.canvas.block_size + self.fed  # the stand-in for the block before block 0 counts too
             hidden = self.net.advance(embeddings, before, self.cache)
             self.hidden = hidden[:, -self.canvas.block_size :]
             self.fed = at.start
@@ -137,7 +137,8 @@ class BlockDiffusion:
     """Samples blocks by diffusion.
 
     Attributes:
-        calls_of: the number of calls of the head in each block, one more than the block's diffusion steps.
+        calls_of: for each block, the number of calls of the head without speculation: one more than the block's
+            diffusion steps.
     """
 
     def __init__(self, canvas: BlockCanvas):
@@ -160,8 +161,9 @@ class BlockDiffusion:
 
     def denoise(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Denoise a block from its ``conditions``, fp32 [R, K, D]. After every call of the head (with speculation,
-        after every window), yields two values: the number of calls after which all rows have taken their step, and the
-        states, fp32 [N, K, C]. After the last call, the state is the head's prediction of the tokens.
+        after every window), yields two values: the number of steps of the row that has taken the fewest steps, S + 1 at
+        the end, and the states, fp32 [N, K, C]. Without speculation, each call takes one step of all rows. After the
+        last step, the state is the head's prediction of the tokens.
         """
         canvas = self.canvas
         net = canvas.model.net

@@ -62,8 +62,8 @@ class BlockCanvas(Canvas):
         self.block_size = self.model.net.block
         self.guided = len(self.branch_tokens) > self.images
 
-        # In an edit, some blocks have no token to sample, and others have only some. The host copies the mask to the
-        # CPU here, once, so later blocks need not wait for the device.
+        # In an edit, all tokens of a block may be fixed, or some of them. The host copies the mask to the CPU here,
+        # once, so the host need not wait for the device in later blocks.
         regenerated = torch.ones(1, len(self.order), dtype=torch.bool)
         if self.regenerated is not None:
             regenerated = self.regenerated[:, self.order].cpu()
@@ -92,10 +92,10 @@ class BlockCanvas(Canvas):
     def samples_null(self, block: int) -> bool:
         """Whether the null branch samples its own tokens from its own noise.
 
-        It does so where the guidance scale is 1, because guidance does not mix the two branches there. This is block 0
-        with the linear schedule, as in the published code. For example, with four blocks and cfg 5, the scales are 1,
-        2, 3 and 4. In block 0, each branch has its own tokens. In all other blocks, the tokens of both branches are
-        identical.
+        The null branch does so if the guidance scale of the block is 1, because guidance then does not mix the two
+        branches. With the linear schedule, the scale of block 0 is 1, as in the published code. For example, with four
+        blocks and cfg 5, the scales are 1, 2, 3 and 4. In block 0, each branch has its own tokens. In all other blocks,
+        the tokens of both branches are identical.
         """
         return self.guided and self.cfg(block) == 1
 

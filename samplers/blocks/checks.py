@@ -16,7 +16,7 @@ from ..editing import Edit
 from .settings import BlockSettings
 
 # FastAR refuses to run a diffusion head with at least this many weights on a CPU. The head of the largest ImageNet
-# model has less than half as many.
+# model has less than half as many weights.
 LARGE_HEAD = 1_000_000_000
 
 

@@ -2,8 +2,8 @@
 
 Source: "BitDance" (arXiv 2602.14041) and its published code. At time t, the state is x_t = (1 - t) e + t x. Here x is
 the vector of the tokens, and e is noise. The diffusion head predicts x from x_t. The Euler-Maruyama method solves the
-equation. A step of this method is linear in x_t, the prediction and the noise, so it is a step of
-``diffusion_steps.py``.
+equation. A step of this method is linear in x_t, the prediction and the noise, so it can be written as a
+:class:`.DiffusionStep`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def head_calls(count: int, time_shift: float = 1.0) -> HeadCalls:
     """The calls of the head for ``count`` steps of Euler-Maruyama: one call before each step, and a last call. After
     the last call, an additional step replaces the state by the head's prediction.
 
-    ``time_shift``: a shift k moves each time t to t / (t + k (1 - t)). If k is above 1, more steps are near the noise.
+    ``time_shift``: k. Each time t is moved to t / (t + k (1 - t)). If k is above 1, more steps are near the noise.
     """
     shifted = []
     for i in range(count + 1):

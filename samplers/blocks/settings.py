@@ -28,19 +28,19 @@ class BlockSettings(Annealed):
     diffusion_steps: int = knob(50, "Denoising steps for every block; more is slower and cleaner. Usual: 50 for "
         "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.",
         low=1, high=1000, step=1,
-        more="For a block with 50 diffusion steps, the diffusion head runs 51 times, unless *speculation* saves "
-            "calls.")
+        more="For a block with 50 diffusion steps, the diffusion head runs 51 times: once before each step, and once "
+            "at the end for the result. *speculation* saves some of these calls.")
     cfg: float = knob(7.5, "How closely the image follows the class or prompt; higher is more typical and less "
         "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet's classes; at 1, guidance is off, which halves the "
         "work.",
         low=1.0, high=20.0, step=0.1,
-        more="The published values for ImageNet are: 3.2 for model B with blocks of 1 token, 3.9 for B with blocks of "
-            "4 tokens, 6.1 for B with blocks of 16 tokens, 4.0 for model L, and 4.55 for model H.")
+        more="The published values for the ImageNet models are: 3.2 for model B with blocks of 1 token, 3.9 for B with "
+            "blocks of 4 tokens, 6.1 for B with blocks of 16 tokens, 4.0 for model L, and 4.55 for model H.")
     width: int | None = knob(None, "Width of the image in pixels. Usual: the width of one of the sizes (width x "
-        "height) that the model was trained for; Load BitDance lists these sizes.",
+        "height) that the model was trained for; the node Load BitDance lists these sizes.",
         low=8, high=8192, step=8, full_size_value=1024, unit="pixels")
-    height: int | None = knob(None, "Height of the image in pixels. Usual: the height of the size whose width you "
-        "chose; Load BitDance lists the sizes.",
+    height: int | None = knob(None, "Height of the image in pixels. Usual: the height that belongs to the chosen width "
+        "in the list of sizes of the node Load BitDance.",
         low=8, high=8192, step=8, full_size_value=1024, unit="pixels")
     cfg_schedule: str = knob("constant", "With constant, guidance is cfg from the start; with linear, guidance "
         "increases from 1 at the first block to nearly cfg at the last block. Usual: constant for prompts, linear for "
@@ -57,7 +57,7 @@ class BlockSettings(Annealed):
 
     @property
     def uses_guidance(self) -> bool:
-        """Whether guidance is on. If it is on, the transformer also runs on the null condition."""
+        """Whether guidance is on. With guidance, the transformer also runs on the null condition."""
         return self.cfg != 1
 
     @property
@@ -66,7 +66,7 @@ class BlockSettings(Annealed):
         return max(1, self.speculation)
 
     def streams(self) -> dict[str, int]:
-        # The stream "null" is missing here: the null branch needs its own noise for one block only, which takes little
+        # The stream "null" is left out: the null branch needs noise of its own for only one block, which takes little
         # memory.
         return {"full": self.diffusion_steps}
 

@@ -9,9 +9,9 @@ The files in reading order:
 - ``transformer.py``: the look, which computes a condition for each token;
 - ``diffusion.py``: the draw, which samples tokens from their conditions;
 - ``mar.py``: the sampler MAR;
-- ``gtr/``: GtR decides the tokens on one colour of a checkerboard in many AR steps, and then the other tokens in one or
-  two;
-- ``lazy/``: LazyMAR reuses features of earlier AR steps, alone or in the other samplers;
+- ``gtr/``: GtR decides the tokens on one colour of a checkerboard in many AR steps, and then all other tokens in one or
+  two AR steps;
+- ``lazy/``: LazyMAR reuses features of earlier AR steps, in a sampler of its own or in the other samplers;
 - ``fasthybrid/``: FastHybrid drafts later tokens, and refines the drafts in a few diffusion steps;
 - ``cspd/``: CSpD drafts tokens with a small model, and verifies the drafts with a large model.
 """

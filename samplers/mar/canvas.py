@@ -34,13 +34,13 @@ from .tokens import TokenIndex
 
 
 class StartTimesteps(NamedTuple):
-    """Two timesteps, which differ only if the settings limit the first timestep; see :func:`start_timesteps`."""
+    """Two timesteps. They differ only if the settings limit the first timestep; see :func:`start_timesteps`."""
 
-    # Where the diffusion of every token starts. The diffusions of a draft model and the shorter diffusions of DiSA and
-    # FastHybrid start at the same timestep.
+    # Where the diffusion of every token starts, also in a draft model, and also in the shorter diffusions of DiSA and
+    # FastHybrid.
     first: int
-    # Where the diffusion of unaccelerated MAR starts. The noise has an entry for every step of this diffusion, so it is
-    # identical to MAR's noise.
+    # Where the diffusion of unaccelerated MAR starts. The noise of the run has an entry for every step of this
+    # diffusion, so this noise is identical to the noise of unaccelerated MAR.
     of_noise: int
 
 
@@ -59,8 +59,8 @@ class MARCanvas(Canvas):
 
     guided: bool = field(init=False)  # whether guidance is on, so there is a null branch
 
-    # State of LazyMAR, int32 [B, L]: how many passes took a token's row in the decoder from the token cache. None
-    # without this cache.
+    # State of LazyMAR, int32 [B, L]: for each token, how many passes took the token's row in the decoder from the token
+    # cache. None without this cache.
     cached: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +69,8 @@ class MARCanvas(Canvas):
         self.guided = self.settings.uses_guidance
 
     def with_model(self, model: MARModel, condition: ClassOrPrompt, report: Report) -> MARCanvas:
-        """A canvas for a second model, which reads the tokens of the same images. Only the first canvas decides tokens.
+        """A new canvas for a second model, which reads the tokens of the same images. Only the first canvas (``self``)
+        decides tokens.
 
         ``condition``: the condition as the second model reads it. ``report`` counts the second model's work. The two
         canvases share everything else that a sampler reads: the tensor of the tokens, the order, the noise, the clock,
@@ -133,7 +134,7 @@ class MARCanvas(Canvas):
         """The noise of a stream (see :class:`.StreamNoise`) for every token, on the device.
 
         Raises:
-            LookupError: the settings do not declare the stream and its number of diffusion steps.
+            LookupError: ``settings.streams()`` lacks the stream.
         """
         streams = self.settings.streams()
         if stream not in streams:
@@ -152,8 +153,8 @@ class MARCanvas(Canvas):
         Args:
             table: the diffusion steps to take.
             tokens: the N tokens.
-            z: the conditions z of the n positions in each image from which the tokens were chosen, [P, B, n, C]; C is
-                the transformer's width.
+            z: the conditions z of n positions in each image, [P, B, n, C]; the N tokens are at some or all of these
+                positions. C is the transformer's width.
             noise: noise of all tokens of the images; it may have more diffusion steps than ``table``.
         """
         image, position = tokens.index
@@ -197,8 +198,8 @@ def mar_canvas(
         tokens = model.to_tokens(edit_latents.expand(len(condition), -1, -1, -1))
         report.edits = edit_digests(tokens, regenerated)
 
-    # In the published code, the last entry of a random order is decided first. FastAR reverses the orders here, so
-    # everywhere else the first entry is decided first.
+    # In the published code, and in ``noise.orders``, the last entry of a random order is decided first. Reverse the
+    # orders here, so that the first entry is decided first everywhere else.
     random_orders = noise.orders(c.tokens).flip(1)
     order = make_order(settings.orders(random_orders).to(model.device), settings, regenerated)
     return MARCanvas(
@@ -218,8 +219,8 @@ def mar_canvas(
 
 
 def start_timesteps(model: MARModel, settings: MARBase) -> StartTimesteps:
-    """The timesteps at which the diffusions of a run start. Only settings with DiSA may lower the first one, and only
-    if the user has not set ``t_max``.
+    """The timesteps at which the diffusions of a run start. ``first`` is lower than ``of_noise`` only with DiSA, and
+    only if the user has not set ``t_max``.
     """
     unaccelerated = settings.t_max or model.first_timestep(settings.diffusion_steps)
     if settings.t_max is None and settings.limits_first_timestep:

@@ -12,11 +12,11 @@ from ..conditioning import ClassCondition, ClassOrPrompt, PromptCondition
 def read_condition(model: MARModel, condition: ClassOrPrompt, guided: bool) -> Conditioning:
     """Turn a condition into the form that the network reads. The condition must be of the kind that the model reads.
 
-    ``guided``: whether a language model also reads the instruction of the null branch. A model of class labels needs no
-    such instruction, because its null class is a part of the network.
+    ``guided``: whether a language model also reads the instruction of the null branch. A model of class labels reads no
+    instruction, because the null class is a part of its network.
 
     Raises:
-        UserError: the condition has no label or no prompt, or the model cannot read one of them.
+        UserError: the condition has no label or prompt, or has a label or prompt that the model cannot read.
     """
     if isinstance(condition, ClassCondition):
         ids = condition.class_ids(model.net.config.classes, model.label_set, model.device)

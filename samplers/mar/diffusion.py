@@ -6,8 +6,8 @@ work:
 
 - DiSA takes fewer diffusion steps for later tokens (:func:`annealed_tables`). The image approximates the unaccelerated
   image (Zhao et al. 2025, arXiv 2505.20297, section 3.2, and the published code).
-- Speculation drafts several diffusion steps and verifies them in one call of the head. The distribution of the images
-  stays the same (``samplers/speculation.py``).
+- Speculation drafts several diffusion steps and verifies them in one call of the head. The images differ from the
+  unaccelerated images, but have the same distribution (``samplers/speculation.py``).
 
 Shapes: B images, c channels of a token, C transformer width, N tokens of a batch, and P branches (2 with guidance, 1
 without).
@@ -37,9 +37,10 @@ from .tokens import TokenIndex
 
 
 class HeadFactory:
-    """Makes heads for batches of tokens, and samples tokens with them. The heads call the diffusion head of a network
-    *in full*: every step computes all layers in all branches. The report counts the calls. The derived class in
-    ``lazy/head.py`` makes heads that reuse results, with LazyMAR's cache.
+    """For each batch of tokens, makes an object that calls the network's diffusion head, and samples the tokens with
+    this object. The objects compute the diffusion head *in full*: every step computes all layers in all branches. The
+    report counts the calls. The derived class in ``lazy/head.py`` makes objects that reuse results, with LazyMAR's
+    cache.
     """
 
     def __init__(self, net: MAR, report: Report):
@@ -52,15 +53,15 @@ class HeadFactory:
         return True
 
     def for_chain(self, batch: DiffusionBatch) -> ChainHead:
-        """The head for a batch whose tokens all take the same step together; see :func:`..chain.run_chain`."""
+        """The object for a batch whose tokens all take each step together; see :func:`..chain.run_chain`."""
         return FullChainHead(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def for_speculation(self, batch: DiffusionBatch) -> SpeculationHead:
-        """The head for a batch with speculation, which always computes in full."""
+        """The object for a batch with speculation. This object always computes the diffusion head in full."""
         return SpeculationHead(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def sample(self, batch: DiffusionBatch) -> Tensor:
-        """Sample the N tokens of a batch: fp32 [N, c]. A batch without tokens or steps keeps its states ``batch.x``."""
+        """Sample the N tokens of a batch: fp32 [N, c]. Without tokens or steps, the result is ``batch.x``."""
         x = batch.x
         if len(batch.x) and len(batch.table.times):
             for result in run_chain(batch, self.for_chain(batch)):
@@ -70,22 +71,23 @@ class HeadFactory:
     def sample_both(self, first: DiffusionBatch, second: DiffusionBatch) -> tuple[Tensor, Tensor]:
         """Sample the tokens of two batches, fp32 [N, c] for each batch, in one loop.
 
-        The batch with more steps starts alone, and the other batch joins it for the last steps. So there are as many
-        calls of the head as the longer diffusion has steps. In this example, ``first`` has 5 steps, and ``second`` has
-        3 steps::
+        The batch with more steps starts alone, and the other batch joins for the last steps. So the number of calls
+        of the head is the number of steps of the longer diffusion. In this example, ``first`` has 5 steps, and
+        ``second`` has 3 steps::
 
             head call        0  1  2  3  4
             step of first    0  1  2  3  4
             step of second         0  1  2
 
-        A cache of the head serves only one diffusion, so with a cache the two diffusions run one after the other.
+        A cache of the head can serve only one diffusion at a time, so with a cache the diffusions run one after the
+        other.
         """
         # Number of steps that both batches take together.
         together = min(len(first.table), len(second.table)) if len(first.x) and len(second.x) else 0
         if not together or not (self.is_full(len(first.table)) and self.is_full(len(second.table))):
             return self.sample(first), self.sample(second)
 
-        # 1. The first steps of the longer diffusion, alone. For the shorter diffusion, ``alone`` is 0.
+        # 1. The first ``alone`` steps of the longer diffusion. For the shorter diffusion, ``alone`` is 0.
         remaining = []
         for batch in (first, second):
             alone = len(batch.table) - together
@@ -135,7 +137,7 @@ def expect_full_head(settings: MARBase, is_full: bool) -> None:
     """Raise a UserError if speculation is combined with a cache of the head.
 
     The cache needs one diffusion step after another, but speculation calls the head for many diffusion steps at once.
-    ``is_full``: whether every diffusion step computes the head in full.
+    ``is_full``: whether every diffusion step computes the head in full, so there is no cache.
     """
     if settings.speculation_window > 1 and not is_full:
         raise UserError(
@@ -147,8 +149,8 @@ def expect_full_head(settings: MARBase, is_full: bool) -> None:
 def annealed_tables(canvas: MARCanvas, equal_at_end: int = 1) -> list[StepTable]:
     """A table of diffusion steps for each AR step. Later tables have fewer steps, see :func:`annealed_steps`.
 
-    The tables of the last ``equal_at_end`` AR steps all have the smallest number of steps. But if the run has no other
-    AR steps, all tables have the largest number.
+    The tables of the last ``equal_at_end`` AR steps all have the smallest number of diffusion steps. But if the run has
+    only these AR steps, all tables have the largest number.
     """
     first = canvas.settings.diffusion_steps
     last = canvas.settings.diffusion_steps_end

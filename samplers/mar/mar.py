@@ -30,8 +30,8 @@ def check(model: MARModel, settings: MARBase) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: there are more AR steps than tokens. For GtR, also if a stage has more AR steps than tokens, or if a
-            stage has no AR step.
+        UserError: there are more AR steps than tokens; or, in GtR, a stage has more AR steps than tokens, or there are
+            too few AR steps for the stages.
     """
     settings.masked_after_steps(model.net.config.grid**2)
 
@@ -53,16 +53,16 @@ def mar(
         condition: the classes of B images, or their prompts if the model reads prompts.
         settings: :class:`MARSettings`, or the settings of LazyMAR, which include the same fields.
         noise: the noise of B images.
-        make_transformer: makes the :class:`Transformer`, whose ``head`` calls the diffusion head. The default computes
-            everything; :class:`.LazyTransformer` uses LazyMAR's caches.
+        make_transformer: makes the :class:`Transformer`, with its :class:`.HeadFactory`. The default has no
+            caches; :class:`.LazyTransformer` uses LazyMAR's caches.
         edit: an image, and the part of it to regenerate; None to generate whole images.
 
     Yields:
         :class:`Step` after every AR step; returns :class:`Sampled`.
 
     Raises:
-        UserError: the model does not have a label, there are more AR steps than tokens, speculation is combined with a
-            cache of the head, or the edit does not fit the model.
+        UserError: the condition or the edit does not fit the model, there are more AR steps than tokens, or speculation
+            is combined with a cache of the head.
     """
     canvas = mar_canvas("mar", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)

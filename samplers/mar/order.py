@@ -42,8 +42,8 @@ class Order:
         return {step: self.positions_from(step) for step in range(self.steps)}
 
     def positions_from(self, step: int, count: int = 1) -> Tensor:
-        """The positions that ``count`` AR steps from ``step`` on decide, int64 [B, M], in the order of decision. AR
-        steps after the last one decide none.
+        """The positions that ``count`` AR steps decide, from AR step ``step`` on, int64 [B, M], in the order of
+        decision. If fewer than ``count`` AR steps are left, the positions that the remaining AR steps decide.
         """
         start = self.count_before[step]
         stop = start + sum(self.sizes[step : step + count])
@@ -54,14 +54,14 @@ class Order:
         return self.decision_order[:, : self.count_before[step]].sort(dim=1).values
 
     def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """:meth:`decided_before` for R batch rows. Each batch row is an image at its own AR step.
+        """:meth:`decided_before` for Q snapshots. A snapshot is an image at an AR step, see ``transformer.py``.
 
         Args:
-            images: int64 [R], the image of each batch row.
-            steps: the AR step of each batch row.
+            images: int64 [Q], the image of each snapshot.
+            steps: the AR step of each snapshot.
 
         Returns:
-            The positions of each batch row, int64 [R, K], ascending, then padding; and a mask, bool [R, K], which is
+            The positions of each snapshot, int64 [Q, K], ascending, then padding; and a mask, bool [Q, K], which is
             False on padding. The mask is None if there is no padding.
         """
         counts = [self.count_before[step] for step in steps]
@@ -70,7 +70,7 @@ class Order:
         if min(counts) == most:
             return decided.sort(dim=1).values, None
 
-        # The padding gets an index above every position, so the sort puts it last.
+        # The padding gets an index above every position, so the sort puts the padding last.
         last = self.decision_order.shape[1] - 1
         mask = torch.arange(most, device=decided.device) < to_device(torch.tensor(counts), decided.device)[:, None]
         padded_last = torch.where(mask, decided, last + 1).sort(dim=1).values
@@ -98,11 +98,11 @@ def make_order(orders: Tensor, settings: MARBase, regenerated: Tensor | None = N
     # 2. The guidance scale of each AR step.
     cfg = [settings.cfg] * len(sizes)
     if settings.cfg_schedule == "linear":
-        # In the published code, 1 token still counts as masked after the last AR step. So linear guidance ends slightly
-        # below cfg.
+        # As in the published code, 1 token still counts as masked after the last AR step. So linear guidance ends
+        # slightly below cfg.
         cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in masked_counts]
 
-    # 3. The guidance scale of each position, first in the order of decision, and then by position.
+    # 3. The guidance scale of each position: sorted in the order of decision, and then sorted by position.
     decision_order = orders if regenerated is None else moved_to_front(orders, ~regenerated)
     scale_of_steps = torch.tensor([1.0, *cfg]).repeat_interleave(torch.tensor([fixed_count, *sizes]))
     scale_in_order = to_device(scale_of_steps, orders.device).expand_as(orders)

@@ -19,8 +19,8 @@ from ...errors import UserError
 def masked_after(tokens: int, steps: int) -> list[int]:
     """Number of masked (undecided) tokens after each AR step s = 0 .. S - 1, for L tokens: floor(L cos(pi/2 (s+1)/S)).
 
-    Every step decides at least one token, and the last step decides all tokens that are left. The last number in the
-    published code is 1, although its last step also decides all tokens.
+    Every step decides at least one token, and the last step decides all tokens that are left, so the last number is 0.
+    In the published code, the last step does the same, but the last number is 1.
 
     Raises:
         UserError: ``steps`` is below 1 or above ``tokens``.
@@ -39,7 +39,7 @@ def masked_after(tokens: int, steps: int) -> list[int]:
 
 
 def raster(random_orders: Tensor) -> Tensor:
-    """Orders that decide the tokens row by row, int64 [B, L]. Only the shape of ``random_orders`` has an effect."""
+    """Orders that decide the tokens row by row, int64 [B, L]. Only the shape of ``random_orders`` matters."""
     return torch.arange(random_orders.shape[1]).repeat(len(random_orders), 1)
 
 
@@ -77,7 +77,7 @@ def halton(random_orders: Tensor) -> Tensor:
     grid = math.isqrt(random_orders.shape[1])
     row, column = halton_cells(grid).unbind(1)
 
-    # The last two entries of an image's random order serve as two random numbers from 0 to L - 1.
+    # Two random numbers from 0 to L - 1 for each image: the last two entries of the image's random order.
     shift = random_orders[:, -1:]
     symmetry_bits = random_orders[:, -2:-1]  # its three lowest bits are used
 

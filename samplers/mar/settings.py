@@ -1,7 +1,7 @@
 """Settings of the MAR sampler, and the settings that the other MAR samplers share with it.
 
-``samplers/settings.py`` explains the arguments of ``knob``, which describe a setting. Samplers read the settings, and
-also methods and properties of :class:`MARBase` and :class:`.Guarantees`. These classes override them:
+``samplers/settings.py`` explains the arguments of ``knob``, which describe a setting. Besides the settings, samplers
+read methods and properties of :class:`MARBase` and :class:`.Guarantees`. Derived classes override some of them:
 
 ======================  ======================================================================
 method or property      classes that override it
@@ -31,10 +31,10 @@ from ..annealing import Annealed
 from ..settings import HeadGuarantees, Removed, knob, speculation_knob
 from .schedule import ORDERS, masked_after
 
-# With DiSA, the last tokens can have fewer than FEW_STEPS diffusion steps. If they do, and the user has not set t_max,
-# the diffusion of all tokens starts at timestep SAFE_FIRST_TIMESTEP or below, as in the code of DiSA's authors. If a
-# diffusion with fewer steps started at 999, its first step would multiply the head's error by more than 1000
-# (tables.py).
+# If DiSA gives the last tokens fewer than FEW_STEPS diffusion steps, and the user has not set t_max, the diffusion of
+# all tokens starts at timestep SAFE_FIRST_TIMESTEP or below, as in the code of DiSA's authors. The reason: if a
+# diffusion with fewer than FEW_STEPS steps started at timestep 999, its first step would multiply the head's error by
+# more than 1000 (tables.py).
 FEW_STEPS = 30
 SAFE_FIRST_TIMESTEP = 950
 
@@ -74,8 +74,7 @@ class MARBase(HeadGuarantees):
         low=1, high=999, step=1, full_size_value=999, advanced=True)
     # fmt: on
 
-    # Samplers use the following methods and properties. A subclass overrides a method or property if its settings
-    # change the result.
+    # Samplers use the following methods and properties. A subclass overrides those whose result its settings change.
 
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
@@ -92,12 +91,12 @@ class MARBase(HeadGuarantees):
 
     @property
     def limits_first_timestep(self) -> bool:
-        """Whether the diffusion starts at timestep SAFE_FIRST_TIMESTEP or below if ``t_max`` is not set."""
+        """Whether, if ``t_max`` is not set, the diffusion must start at timestep SAFE_FIRST_TIMESTEP or below."""
         return False
 
     def orders(self, random_orders: Tensor) -> Tensor:
-        """The positions of each image in the order in which they are decided, int64 [B, L]. ``random_orders``: a random
-        order of the L positions of each image, int64 [B, L].
+        """The positions of each image in the order in which a sampler decides them, int64 [B, L]. ``random_orders``:
+        the positions of each image in a random order, int64 [B, L].
         """
         return ORDERS[self.order](random_orders)
 
@@ -105,7 +104,7 @@ class MARBase(HeadGuarantees):
         """Number of masked tokens after each AR step, for an image of ``tokens`` tokens.
 
         ``regenerated``: in an edit, the tokens to decide, bool [B, L]; their number is the same in every image. If
-        there are fewer of these tokens than ``steps``, the run has one AR step for each of them.
+        this number is below ``steps``, the run has one AR step for each of these tokens.
 
         Raises:
             UserError: without an edit, there are more AR steps than tokens.
@@ -143,7 +142,7 @@ class DiSASettings(Annealed, MARBase):
         "the first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; at the value of "
         "diffusion_steps, DiSA is off.",
         low=1, high=1000, step=1, full_size_value=100, same_as="diffusion_steps", advanced=True,
-        more="If this is below 30, set *t_max* to 950 or less, as the code of DiSA's authors does.")
+        more="If *diffusion_steps_end* is below 30, set *t_max* to 950 or less, as the code of DiSA's authors does.")
     # fmt: on
 
     @property
@@ -153,7 +152,7 @@ class DiSASettings(Annealed, MARBase):
 
 
 def steps_at_once(speculation: int, temperature: float) -> int:
-    """Number of diffusion steps that are drafted at once if the setting ``speculation`` has this value; 1 if nothing is
+    """Number of diffusion steps that are drafted at once at this value of the setting ``speculation``; 1 if nothing is
     drafted. At temperature 0, nothing is drafted, because the steps have no noise.
     """
     return max(1, speculation) if temperature > 0 else 1

@@ -5,11 +5,12 @@ The head is trained on 1000 timesteps with a cosine schedule: each timestep t ad
 
 Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2).
 
-Reason for ``t_max``, the setting for the first timestep: without it, every respacing to two or more steps starts at
-t = 999. There, abar (the product of all 1 - beta up to t) is only 2.4e-9. The first step multiplies the head's error by
-1 / sqrt(alpha), where alpha is abar at t = 999 divided by abar at the next lower timestep. This factor is 316 with 100
-steps and 3493 with 10 steps. If the first timestep is 950, the factor with 10 steps is only 2.3. Small models and runs
-with few steps need such a small factor. The official models start at 999.
+Reason for ``t_max``, the setting for the first timestep: without this setting, every respacing to two or more steps
+starts at t = 999. There, abar (the product of 1 - beta over all timesteps up to t) is only 2.4e-9. The first step
+multiplies the head's error by 1 / sqrt(alpha), where alpha is abar at t = 999 divided by abar at the next lower
+timestep of the respacing. This factor is 316 with 100 steps and 3493 with 10 steps. If the first timestep is 950, the
+factor with 10 steps is only 2.3. Small models and runs with few steps need such a small factor. The first timestep of
+the official models is 999.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ MAX_BETA = 0.999
 
 
 def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
-    """The betas of abar(t) = cos^2(pi/2 (t + 0.008) / 1.008) for t from 0 to 1 in 1000 steps: float64 [1000], each at
-    most ``max_beta``.
+    """The betas of the cosine schedule, float64 [1000], each at most ``max_beta``. In this schedule, abar(t) =
+    cos^2(pi/2 (t + 0.008) / 1.008) for t from 0 to 1, in 1000 steps.
     """
     abar = [math.cos((i / TRAINING_STEPS + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(TRAINING_STEPS + 1)]
     return torch.tensor([min(1 - abar[i + 1] / abar[i], max_beta) for i in range(TRAINING_STEPS)], dtype=torch.float64)
@@ -40,14 +41,14 @@ def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
 
 def respaced_timesteps(count: int, t_max: int = TRAINING_STEPS - 1) -> list[int]:
     """The timesteps of a respacing to ``count`` steps (1 to 1000), ascending. One timestep ``t_max`` replaces all
-    timesteps above it, so the result may have fewer than ``count`` timesteps. A single step has t = 0.
+    timesteps above it, so the result may have fewer than ``count`` timesteps. If ``count`` is 1, the timestep is 0.
     """
     stride = (TRAINING_STEPS - 1) / (count - 1) if count > 1 else 1.0
 
     timestep = 0.0
     out = set()
     for _ in range(count):
-        # As in the published code, Python's round rounds a sum of floats.
+        # As in the published code: add floats, and round the sum with Python's round.
         out.add(min(round(timestep), t_max))
         timestep += stride
 
@@ -79,8 +80,8 @@ class Respacing:
     """A respaced diffusion of S steps, as a sampler reads it."""
 
     timestep_map: Tensor  # int64 [S], ascending
-    # Highest timestep first. The head predicts noise eps and logits from the state x of a token. A step then computes
-    # the clean token x0 = data_x x + data_per_prediction eps. The next state has the mean
+    # One entry per step, highest timestep first. From the state x of a token, the head predicts noise eps and logits. A
+    # step then computes the clean token x0 = data_x x + data_per_prediction eps. The next state has the mean
     # data_coefficient x0 + x_coefficient x and the log std log_std_middle + log_std_per_logit logits.
     steps: list[DiffusionStep]
 
@@ -131,16 +132,17 @@ def constants(timesteps: Sequence[int] = range(TRAINING_STEPS), max_beta: float 
     respaced_abar = trained_abar[timestep_map]
     betas = 1 - respaced_abar / _previous_abar(respaced_abar)
 
-    # Like the published code, compute abar once more, from the new betas. So abar is identical to the last digit.
+    # As in the published code, compute abar once more, from the new betas. So abar and the published code's abar are
+    # identical to the last digit.
     abar = torch.cumprod(1 - betas, 0)
     previous_abar = _previous_abar(abar)
 
     variance = betas * (1 - previous_abar) / (1 - abar)
     if len(timestep_map) > 1:
-        # At the lowest timestep, the variance is 0, and 0 has no logarithm. Use the variance of the next timestep.
+        # At the lowest timestep, the variance is 0, and 0 has no logarithm. Use the next higher timestep's variance.
         clipped = torch.cat([variance[1:2], variance[1:]])
     else:
-        # A single step has no next timestep. Use the variance of its timestep in the diffusion of 1000 steps, because
+        # A single step has no higher timestep. Use the variance of its timestep in the diffusion of 1000 steps, because
         # this is the lower bound of the variance that the head was trained to predict. The variance of timestep 0 is 0,
         # so timestep 0 takes the variance of timestep 1.
         t = timestep_map.clamp(min=1)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class TokenIndex:
-    """Where N tokens stand that are chosen from a batch of images. It holds no values of tokens. The number of chosen
-    tokens may differ between the images.
+    """Images and positions of N tokens that are chosen from a batch of images, without the tokens' values. The number
+    of chosen tokens may differ between the images.
 
-    In this example, a mask chooses three tokens from the positions of two images. Each line of ``positions`` and of
-    ``mask`` is an image. The fields ``index`` (image and position) and ``column`` are on the right::
+    In this example, a mask chooses three tokens from three positions in each of two images. Each line of ``positions``
+    and of ``mask`` is an image. The fields ``index`` (image and position) and ``column`` are on the right::
 
         positions    5 2 7        mask    0 1 0        image       0 1 1
                      4 0 1                1 0 1        position    2 4 1
@@ -26,10 +26,10 @@ class TokenIndex:
     """
 
     # Image and position of each token, int64 [N] each. If ``values`` [B, L, ...] are values of all tokens of the
-    # images, ``values[tokens.index]`` are the values of these N tokens.
+    # images, ``values[tokens.index]`` are the values of the N chosen tokens.
     index: tuple[Tensor, Tensor]
-    # The index of each token in its line of ``positions``, int64 [N]. None if all tokens of ``positions`` were chosen,
-    # one image after another.
+    # The column of each token in ``positions``, counted from 0, int64 [N]. None if all tokens of ``positions`` were
+    # chosen, one image after another.
     column: Tensor | None = None
 
     @staticmethod
@@ -49,8 +49,8 @@ class TokenIndex:
     def step_by_step(positions: Sequence[Tensor]) -> TokenIndex:
         """All tokens of several AR steps: one AR step after another, and within each AR step one image after another.
 
-        ``positions``: int64 [B, n] for each AR step. The columns of the result refer to the positions of all these AR
-        steps side by side.
+        ``positions``: int64 [B, n] for each AR step. A column of the result is a column of all these tensors side by
+        side.
         """
         side_by_side = torch.cat([*positions], 1)
         columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
@@ -66,7 +66,7 @@ class TokenIndex:
     @property
     def index_by_column(self) -> tuple[Tensor, Tensor]:
         """Image and column of each token, int64 [N] each. If ``values`` [B, n, ...] are values of the tokens at
-        ``positions``, in the same columns, ``values[tokens.index_by_column]`` are the values of these N tokens.
+        ``positions``, in the same columns, ``values[tokens.index_by_column]`` are the values of the N chosen tokens.
         """
         assert self.column is not None
         return self.index[0], self.column

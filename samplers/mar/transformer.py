@@ -5,10 +5,10 @@ Source: Li et al. 2024 (arXiv 2406.11838), section 3. :class:`FullTransformer` c
 
 Shapes: B images of L tokens, c channels of a token, C transformer width, and P branches. P is 2 with guidance: first
 the conditional branch, which reads the class or prompt, then the null branch, which does not. P is 1 without guidance.
-In the encoder and the decoder, *buffer rows* stand in front of an image's tokens. In class models, they hold the class.
-A position is the index of a token in its image. A *snapshot* is an image at an AR step: it has the tokens that were
-decided before this AR step. A pass may read Q snapshots, and several of them may be of the same image. The batches of
-the encoder and the decoder have F and E entries, see :class:`PassShape`.
+In the encoder and the decoder, *buffer rows* stand in front of an image's tokens. In class models, the buffer rows hold
+the class. A position is the index of a token in its image. A *snapshot* is an image at an AR step, with the tokens that
+were decided before this AR step. A pass reads Q snapshots, and several of them may be of the same image. The encoder's
+batch has F entries, and the decoder's batch has E entries, see :class:`PassShape`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Snapshots(NamedTuple):
     steps: Sequence[int]
 
     def common_step(self, images: int) -> int | None:
-        """The AR step of all snapshots, if there is one snapshot of each of the run's ``images`` images and all are at
-        the same AR step; otherwise None.
+        """The AR step of all snapshots, if there are as many snapshots as ``images``, the number of images of the run,
+        and all snapshots are at the same AR step; otherwise None.
         """
         return self.steps[0] if len(self.images) == images and len(set(self.steps)) == 1 else None
 
@@ -78,10 +78,10 @@ class PassShape(NamedTuple):
 class Transformer(ABC):
     """Computes the conditions z from the decided tokens."""
 
-    # Calls the diffusion head. It belongs to the transformer, because LazyMAR has caches for the transformer and for
-    # the head, and a sampler's argument ``make_transformer`` chooses both.
+    # Makes the objects that call the diffusion head. This factory is a field of the transformer, so that a sampler's
+    # argument ``make_transformer`` chooses both of LazyMAR's caches: that of the transformer and that of the head.
     head: HeadFactory
-    # Whether :meth:`for_snapshots` accepts any snapshots. If it is False, the snapshots must have a
+    # Whether :meth:`for_snapshots` accepts any snapshots. If not, it accepts only snapshots with a
     # :meth:`Snapshots.common_step`.
     allows_different_steps = False
 
@@ -111,10 +111,10 @@ class Transformer(ABC):
         """Compute z for ``count`` AR steps from ``step`` on. Each AR step reads the tokens and drafts of all AR steps
         before it.
 
-        Yields a list for every pass. The list has z [P, B, n, C] of each AR step that the pass computed, at the n
-        positions of this AR step. Here every pass computes one AR step. The caller verifies the drafts of this AR step
-        before it asks for the next pass, and it stops at the first rejected draft. So a cache holds only features of
-        final tokens.
+        Yields a list for every pass. The list has one entry for each AR step that the pass computed: z [P, B, n, C] at
+        the n positions that the AR step decides. In this class, every pass computes one AR step. Before the caller asks
+        for the next pass, it verifies the drafts of this AR step, and it stops at the first rejected draft. So a cache
+        holds only features of final tokens.
         """
         for s in range(step, step + count):
             yield [self(s, self.canvas.order.positions_from(s))]
@@ -156,7 +156,7 @@ class FullTransformer(Transformer):
         steps = range(step, step + count)
         snapshots = Snapshots(images=[*range(images)] * count, steps=[s for s in steps for _ in range(images)])
 
-        # 2. The positions that each AR step decides. The first of them serves as padding.
+        # 2. The positions that each AR step decides. The first position of an AR step serves as its padding.
         sizes = order.sizes[step : step + count]
         wanted = []
         for s in steps:

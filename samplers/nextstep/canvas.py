@@ -1,4 +1,4 @@
-"""NextStep's canvas, which holds the tokens so far. The functions check and prepare a run's inputs.
+"""NextStep's canvas, which holds the tokens so far, and functions that check and prepare a run's inputs.
 
 A *cell* is a square of the image's grid and holds one token. Cells are numbered in raster order, from 0. For the
 letters in shapes see ``nextstep.py``.
@@ -27,7 +27,7 @@ from .settings import CONSTANT, FALLING, RISING, NextStepSettings
 # The conditions that a NextStep reads.
 NextStepCondition = PromptCondition | ImagePromptCondition
 
-# FastAR refuses to run a language model with at least this many weights on a CPU. There, a published NextStep would
+# FastAR refuses to run a language model with at least this many weights on a CPU. On a CPU, a published NextStep would
 # need more than 20 minutes for an image.
 LEAST_WEIGHTS_FOR_GPU_ONLY = 4_000_000_000
 
@@ -149,7 +149,7 @@ def branches_for_condition(
 
 
 def negative_of(condition: NextStepCondition) -> str:
-    """The negative text: guidance leads the image away from what it says."""
+    """The negative text. Guidance leads the image away from what this text says."""
     if isinstance(condition, ImagePromptCondition):
         return COPY
     # UNCONDITIONAL stands for a missing negative prompt, for which a NextStep reads the empty text.

@@ -7,22 +7,22 @@ The solvers em, em0, sde and ode take this step from t to u:
 
     x_u = x_t + v dt + (g^2 / 2) s dt + g sqrt(dt) n
 
-The solver cps takes a different step, see :func:`_cps`. The solver calls the head N times for a token, once before each
-of the N steps:
+The solver cps takes a different step, see :func:`_cps`. Every solver calls the head N times for a token, once before
+each of the N steps:
 
 =======  ================================  ==================================================================
-name     g^2                               times t of the N calls before the shift, and the last step
+name     g^2                               times t (before the shift) of the N calls, and the last step
 =======  ================================  ==================================================================
 em       2 (1 - t)                         evenly from 0 to 0.96; the last step is x_t + 0.04 v, without noise
 em0      2 (1 - t)                         0, 1 / N, ... 1 - 1 / N; the last step ends at 1 and adds noise
-sde      0.64 (1 - t) / t                  as em0; at t = 0, g^2 is 0.64 / (1 - last time)
+sde      0.64 (1 - t) / t                  as em0; at t = 0, g^2 is 0.64 / (1 - time of the last call)
 ode      0                                 as em0, but no step adds noise
 cps      none                              as em0, but the result of the last step is x_1
 =======  ================================  ==================================================================
 
 em is from the authors' code of August 2025. em0 is from the code in NextStep-1.1's folder. sde, ode and cps are from
-the authors' code of February 2026. Because v = (x_1 - x_t) / (1 - t), each step is linear in x_t, x_1 and the noise. It
-is therefore a step of ``diffusion_steps.py`` with x_1 as the data.
+the authors' code of February 2026. Because v = (x_1 - x_t) / (1 - t), each step is linear in x_t, x_1 and the noise. A
+step can therefore be written as a :class:`.DiffusionStep` with x_1 as the data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ SOLVERS = (EM0, EM, SDE, ODE, CPS)
 # this length.
 EM_LAST_TIME = 0.96
 EM_LAST_LENGTH = 0.04
-# Noise level of sde and cps in the published code: for sde, g^2 is the square of this level, times (1 - t) / t.
+# Noise level of sde and cps in the published code. For sde, g^2 is the square of this level, times (1 - t) / t. For
+# cps, see _cps.
 NOISE_LEVEL = 0.8
 
 

@@ -37,7 +37,8 @@ def check(model: NextStepModel, settings: NextStepSettings) -> None:
     """Check settings against a model, before a run loads or computes anything.
 
     Raises:
-        UserError: the model does not generate images of this size, or the solver em has a single diffusion step.
+        UserError: the model does not generate images of the size in the settings, or the solver em has a single
+            diffusion step.
     """
     model.grid(settings.height, settings.width)
     expect_enough_steps(settings)
@@ -59,16 +60,16 @@ def nextstep(
         condition: B prompts; or B images that the model has read, each with a prompt that says what to change.
         settings: see :class:`NextStepSettings`.
         noise: noise of the B images.
-        edit: the part of each image to regenerate; None for whole new images. A new token does not see the tokens after
-            it.
+        edit: the part of each image to regenerate; None for whole new images. A new token does not depend on the tokens
+            after it.
 
     Yields:
         :class:`Step` after every token. Returns :class:`Sampled`.
 
     Raises:
-        UserError: the model cannot read the condition or generate this size; condition and noise have different numbers
-            of images; the edit does not fit the model or the size; the solver em has a single diffusion step; the model
-            is too large for a CPU; or tokens are not finite.
+        UserError: the model cannot read the condition, or cannot generate images of the chosen size; condition and
+            noise have different numbers of images; the edit does not fit the model or this size; the solver em has a
+            single diffusion step; the model is too large for a CPU; or tokens are not finite.
     """
     expect_enough_steps(settings)
     return (yield from tokens_one_by_one(nextstep_canvas(model, condition, settings, noise, edit)))

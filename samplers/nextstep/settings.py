@@ -19,7 +19,7 @@ RISING = "rising"
 
 @dataclass(frozen=True)
 class NextStepSettings(Annealed):
-    """Settings of NextStep (arXiv 2508.10711). Later tokens may take fewer diffusion steps (DiSA, arXiv 2505.20297)."""
+    """Settings of NextStep (arXiv 2508.10711), with annealed diffusion steps (DiSA, arXiv 2505.20297)."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "parallel": "parallel needs a model of discrete tokens, but NextStep generates one continuous token after "
@@ -35,23 +35,23 @@ class NextStepSettings(Annealed):
     cfg: float = knob(7.5, "How closely the image follows the prompt; higher is more typical and less varied. Usual: "
         "7.5; at 1, guidance is off, which halves the work.", low=1.0, high=20.0, step=0.1)
     width: int | None = knob(None, "Width of the image in pixels, a multiple of 16. Usual: the width of one of the "
-        "sizes (width x height) that the model was trained for; Load NextStep lists these sizes.",
+        "sizes (width x height) that the model was trained for; the node Load NextStep lists these sizes.",
         low=0, high=8192, step=16, full_size_value=512, unit="pixels")
-    height: int | None = knob(None, "Height of the image in pixels, a multiple of 16. Usual: the height of the size "
-        "whose width you chose; Load NextStep lists the sizes.",
+    height: int | None = knob(None, "Height of the image in pixels, a multiple of 16. Usual: the height that belongs "
+        "to the chosen width in the list of sizes of the node Load NextStep.",
         low=0, high=8192, step=16, full_size_value=512, unit="pixels")
     cfg_img: float = knob(1.0, "Used only with a condition from Image and Prompt: how closely the result follows the "
-        "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg sets the guidance for both the original image "
-        "and the prompt, and a third of the work is saved.",
+        "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg applies to both the original image and the "
+        "prompt, and a third of the work is saved.",
         low=1.0, high=20.0, step=0.1, advanced=True,
-        more="Above 1, guidance needs three predictions for every token instead of two. For the additional "
-            "prediction, the model reads the original image with the negative text. At *cfg* 1, or without an "
-            "original image, the setting has no effect, and the report says so.")
+        more="Above 1, guidance needs three predictions for every token instead of two. For the additional prediction, "
+            "the model reads the original image with the negative text. At *cfg* 1, or without an original image, "
+            "*cfg_img* has no effect, and the report says so.")
     cfg_schedule: str = knob(CONSTANT, "constant uses cfg for all tokens; falling lowers guidance from cfg at the "
         "first token to nearly 1 at the last token, and rising raises guidance from cfg / 2 at the first token to "
         "nearly cfg at the last token. Usual: constant.",
         choices=(CONSTANT, FALLING, RISING), advanced=True,
-        more="The authors' code has two choices, constant and linear. In the code of NextStep-1 and in the code in "
+        more="In the authors' code, the choices are constant and linear. In the code of NextStep-1 and in the code in "
             "the model folder of NextStep-1.1, linear means *falling*. In the authors' code from February 2026, linear "
             "means *rising*.")
     solver: str = knob(EM0, "How a token is sampled from noise: em is the method of NextStep-1's code, em0 is the "
@@ -67,8 +67,8 @@ class NextStepSettings(Annealed):
         "the first token (DiSA); lower is faster. Usual: a third of diffusion_steps; at the value of "
         "diffusion_steps, DiSA is off.",
         low=1, high=1000, step=1, full_size_value=28, same_as="diffusion_steps", advanced=True,
-        more="See also the notes of this help page. We have not measured how fewer steps change the quality of the "
-            "image.")
+        more="The notes of this help page say why this setting saves little time with NextStep. We have not measured "
+            "how fewer steps change the quality of the image.")
     speculation: int = speculation_knob("0, which drafts nothing; speculation helps only if the calls are slow and cfg "
         "is low", head="flow-matching head",
         more="Guidance multiplies the differences between drafts and predictions, so few drafts are accepted at "
@@ -78,7 +78,7 @@ class NextStepSettings(Annealed):
 
     @property
     def uses_guidance(self) -> bool:
-        """Whether guidance is on. If it is on, the language model also reads the negative text."""
+        """Whether guidance is on. With guidance, the language model also reads the negative text."""
         return self.cfg != 1
 
     @property

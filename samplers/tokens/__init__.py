@@ -5,7 +5,7 @@ The files in reading order:
 - ``settings.py``, ``defaults.py``, ``edit_settings.py``: what a user can set, and the published values;
 - ``checks.py``, ``features.py``, ``prepare.py``: check that model, settings and condition fit together, convert
   semantic codes to features, and pack the condition into tensors;
-- ``canvas.py``: the tokens of a run's images so far;
+- ``canvas.py``: the canvas, which holds the tokens of a run's images;
 - ``schedule.py``: which cells each pass decides, and which tokens it feeds;
 - ``schedule_table.py``: the fed rows and the cells of all passes of a schedule, in arrays;
 - ``cache_slots.py``: which slot of the KV cache holds each fed token;
@@ -15,6 +15,6 @@ The files in reading order:
 - ``first_pass.py``: the prefill, which decides the first cells;
 - ``jacobi.py``, ``jacobi_window.py``: several passes in one call of the transformer;
 - ``decode.py``: runs any schedule that is known before the first pass;
-- ``llamagen.py``, ``zipar.py``, ``par.py``, ``tar.py``: the samplers with such a schedule, and Tar's first stage;
+- ``llamagen.py``, ``zipar.py``, ``par.py``, ``tar.py`` (Tar's first stage): the samplers with such a schedule;
 - ``mulosd/``: a model for small images makes a draft, and a model for larger images verifies and corrects it.
 """

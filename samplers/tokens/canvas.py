@@ -1,4 +1,4 @@
-"""The canvas of discrete tokens, which holds the tokens of a run's images, and the functions that start a run."""
+"""The canvas of discrete tokens, which holds the tokens of a run's images. Functions that start a run."""
 
 from __future__ import annotations
 
@@ -104,8 +104,9 @@ def blank_tokens(images: int, side: int, device: torch.device) -> Tensor:
 def fixed_tokens_of(edit: Edit, side: int, images: int) -> Tensor:
     """The tokens that an edit fixes, int64 [B, L + 1], see ``fixed_tokens`` of :class:`TokenCanvas`.
 
-    ``edit``: starts from codes, not from latents. ``side``: number of tokens along a side of the image. Raises the
-    errors of :func:`tokens_to_regenerate`.
+    ``edit``: must start from codes, not from latents. ``side``: number of tokens along a side of the image.
+
+    Raises the errors of :func:`tokens_to_regenerate`.
     """
     codes = edit.start
     regenerated = tokens_to_regenerate(edit, side, images, codes.device)
@@ -116,7 +117,7 @@ def tokens_to_regenerate(edit: Edit, side: int, images: int, device: torch.devic
     """The tokens that an edit regenerates, bool [B, L] on ``device``. The edit starts from codes or their latents.
 
     Raises:
-        UserError: the edit's images do not have ``side`` x ``side`` tokens; or see :meth:`Edit.token_mask`.
+        UserError: the edit's images do not have ``side`` x ``side`` tokens. :meth:`Edit.token_mask` states more errors.
     """
     height, width = edit.start.shape[-2:]
     if (height, width) != (side, side):

@@ -1,7 +1,7 @@
 """Checks that a token model and settings fit a sampler. They run before anything is loaded or computed.
 
-A function named ``check`` makes all checks of a sampler or of a kind of sampler. A function named ``expect`` checks one
-requirement.
+A function whose name begins with ``check`` makes all checks of a sampler or of a kind of sampler. A function whose name
+begins with ``expect`` checks one requirement.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from .settings import TokenSettings
 
 
 def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
-    """Check a model and settings for a sampler that decides tokens in raster order, or nearly so. ``name``: the
-    sampler's title.
+    """Check a model and settings for LlamaGen or ZipAR, which need a model that was trained in raster order. ``name``:
+    the sampler's title.
 
     Raises:
         UserError: the model is a PAR model; the settings do not fit the model's grid; or the settings need guidance,

@@ -2,8 +2,8 @@
 this way; only their schedules are different.
 
 A schedule (``schedule.py``) states which cells a pass decides, which tokens the pass feeds, and to which tokens each
-fed token attends. The index tensors of all passes are on the device before the loop over the passes starts, so the loop
-never waits for the device.
+fed token attends. The index tensors of all later passes are copied to the device right after the prefill. If these
+passes run one by one, the host does not wait for the device between them.
 
 - :func:`decode_settings` generates images with the schedule that the settings choose. Most samplers call it.
 - :func:`decode_schedule` runs the passes of a schedule on a canvas. Tar and MuLo-SD call it directly.
@@ -50,7 +50,7 @@ def decode_settings(
     return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
 
 
-@torch.inference_mode()  # no_grad would cost 10 % more time, because a pass makes many tensor views
+@torch.inference_mode()  # no_grad would take 10 % more time, because a pass makes many tensor views
 def decode_schedule(
     canvas: TokenCanvas,
     condition: PreparedCondition,
@@ -94,15 +94,15 @@ def decode_schedule(
 
 
 def runs_in_windows(parallel: int, in_16_bit: bool) -> bool:
-    """Whether the passes run in windows. In 16 bits, all calls of windows are padded to one shape::
+    """Whether the passes run in windows. In 16 bits, all calls that compute windows are padded to one shape::
 
         parallel    in 16 bits                            in fp32
         0           pass by pass                          pass by pass
         1           in windows of one pass, padded        pass by pass
         above 1     in windows, padded                    in windows
 
-    In 16 bits, the image is identical for all values from 1 to the side of the image in tokens. A value of 0 rounds
-    differently. In fp32, the image is identical for all values.
+    In 16 bits, the image is identical for all values of ``parallel`` from 1 to the side of the image in tokens. At 0,
+    sums are rounded differently, so the image may be different. In fp32, the image is identical for all values.
     """
     if in_16_bit:
         return parallel >= 1

@@ -1,7 +1,8 @@
 """What each pass of a token model feeds to the transformer, in tensors on the device.
 
-``schedule_table.py`` states which cells a pass feeds, and ``cache_slots.py`` states which cache slots hold their keys
-and values. :class:`DeviceTable` copies these facts to the device, and returns the :class:`FedRows` of each pass.
+``schedule_table.py`` states which tokens a pass feeds, and ``cache_slots.py`` states which cache slots hold the keys
+and values of these tokens. :class:`DeviceTable` copies these facts to the device, and returns the :class:`FedRows` of
+each pass.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class FedRows(NamedTuple):
     position: Tensor  # positions at which the tokens are fed
     cache_slot: Tensor  # slots to which the rows write their keys and values
     cache_end: int  # the rows attend only to slots below this slot
-    mask: Tensor | None = None  # bool [..., m, cache_end], True where a row attends to a slot; None: everywhere
+    # bool [..., m, cache_end], True where a row attends to a slot; None: the rows attend to all slots below cache_end.
+    mask: Tensor | None = None
     # Index of PAR's transition token; -1 for a row that feeds a cell's token. None if the schedule has no transition
     # tokens.
     transition_token: Tensor | None = None
@@ -39,7 +41,7 @@ class DeviceTable:
     ``prefix`` slots of the condition, and all fed rows attend to these slots.
 
     Attributes:
-        table, slots: the table and the slots on the host.
+        table, slots: the :class:`.ScheduleTable` and the :class:`.CacheSlots`, on the host.
         fed_cell: for each fed row, the cell whose token is fed.
         transition_token: for each fed row, the index of PAR's transition token, or -1; None if the schedule feeds no
             transition tokens.
@@ -47,10 +49,10 @@ class DeviceTable:
         cache_slot: for each fed row, the slot that it writes, counted from the first slot of the cache.
         last_visible: for each fed row, the last place to which the row attends.
         row_pass: for each fed row, the pass that feeds it.
-        row_in_pass: for each cell, the index of the row that predicts it, counted from the first row of the pass.
+        row_in_pass: for each cell, the index of the row that predicts the cell, counted from the pass's first row.
         place: for each slot of the cache, the place that the slot holds; -1 for the condition's slots.
-        written: for each slot, the first pass in which it is visible.
-        replaced: for each slot, the first pass in which a different slot holds the place.
+        written: for each slot, the first pass in which the slot is visible.
+        replaced: for each slot, the first pass in which a different slot holds the place of this slot.
     """
 
     def __init__(self, schedule: Schedule, slots: CacheSlots, prefix: int, device: torch.device):
@@ -68,8 +70,8 @@ class DeviceTable:
 
         self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
 
-        # The condition's slots come first. Their place is -1, before all places, and they are present in all passes. So
-        # every row attends to them.
+        # The condition's slots come first. Their place is -1, before all other places, and they are present in all
+        # passes. Every row therefore attends to the condition's slots.
         self.place = to_device(np.concatenate([np.full(prefix, -1), slots.place]), device)
         self.written = to_device(np.concatenate([np.full(prefix, ALWAYS), slots.written]), device)
         self.replaced = to_device(np.concatenate([np.full(prefix, NEVER), slots.replaced]), device)

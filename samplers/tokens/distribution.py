@@ -44,7 +44,7 @@ def tempered(logits: Tensor, sampling: TokenSampling) -> Tensor:
     if sampling.entropy_temperature == 0:
         return scaled
 
-    # The entropy is the entropy of the values that may be sampled, before any temperature.
+    # The entropy is computed over the values that may be sampled, from the logits before any temperature.
     untempered = logits.masked_fill(scaled.isneginf(), -torch.inf)
     return scaled / entropy_factor(untempered, sampling.entropy_temperature)
 
@@ -52,9 +52,9 @@ def tempered(logits: Tensor, sampling: TokenSampling) -> Tensor:
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Set the logits of values that may not be sampled to -inf. ``logits``: fp32 [..., V].
 
-    Top-k keeps the k largest logits, and all logits that are equal to the smallest of these k. At 0, it keeps all.
-    Then top-p (Holtzman et al. 2019) keeps the likeliest values, as few as are needed for a total probability above
-    top_p. At 1, it keeps all.
+    Top-k keeps the k largest logits, and all logits that are equal to the smallest of these k. If ``top_k`` is 0, all
+    logits are kept. Then top-p (Holtzman et al. 2019) keeps the likeliest values, as few as are needed for a total
+    probability above ``top_p``. If ``top_p`` is 1, all values are kept.
     """
     values = logits.shape[-1]
     if 0 < top_k < values:
@@ -71,8 +71,8 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def entropy_factor(logits: Tensor, strength: float) -> Tensor:
-    """The factor by which the temperature is multiplied, fp32 [..., 1]. It depends on H, the entropy in nats of the
-    token's distribution. ``logits``: the logits of this distribution, fp32 [..., V].
+    """The factor by which the temperature is multiplied, fp32 [..., 1]. The factor depends on H, the entropy in nats of
+    the token's distribution. ``logits``: the logits of this distribution, fp32 [..., V].
 
     Source: Ma et al. 2025, "Towards Better & Faster Autoregressive Image Generation: From the Perspective of Entropy"
     (NeurIPS 2025, arXiv 2510.09012), equation 2 with the constants for LlamaGen: 2.5 exp(-H / 3) + 0.6. This factor
@@ -80,11 +80,11 @@ def entropy_factor(logits: Tensor, strength: float) -> Tensor:
     (below 1 if H is above 5.5).
 
     Where the paper leaves a choice open, FastAR follows the published code: H is the entropy after guidance, top-k and
-    top-p, but before the temperature. There is one difference. FastAR applies top-p after the temperature, as LlamaGen
-    does. At a temperature other than 1, top-p may therefore not keep the same values as in the published code.
+    top-p, but before the temperature. FastAR differs from that code in one point: FastAR applies top-p after the
+    temperature, as LlamaGen does. At a temperature other than 1, top-p may therefore keep other values.
 
     ``strength``: at 1, the result is the factor of the paper; at 0, the result is 1 for every distribution. Between 0
-    and 1, the factor is interpolated linearly. The paper has no such strength.
+    and 1, the factor is interpolated linearly. The paper has no setting for the strength.
     """
     entropy = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
 

@@ -24,8 +24,8 @@ class EditSettings(Settings):
         step=0.1,
         symbol="w",
         more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "
-        "guidance runs the model on three versions of the condition. The first version has the content and the VQ "
-        "tokens of the image (weight 1). The second version has only the content (weight *freedom*). The third "
-        "version is empty, and guidance moves the result away from it. *cfg* of the sampler sets the strength of "
-        "guidance; the published value is 5.",
+        "guidance runs the model on three versions of the condition, and weights the outputs. The first version has "
+        "the content and the VQ tokens of the image (weight 1). The second version has only the content (weight "
+        "*freedom*). Guidance moves the result away from the third version, which is empty. *cfg* of the sampler sets "
+        "the strength of guidance; the published value is 5.",
     )

@@ -1,4 +1,4 @@
-"""The first pass of a schedule, the prefill: the transformer reads the condition, which predicts the first cells."""
+"""The first pass of a schedule, the prefill: the transformer reads the condition, and predicts the first cells."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def run_first_pass(
         canvas: the images to generate.
         transformer: gets a cache with ``slots`` image slots.
         draw: samples the tokens.
-        schedule: the passes. No cells are known.
+        schedule: a schedule without known cells.
         slots: number of image slots of the cache.
-        null: whether the transformer also reads the null condition. Without it, no later pass can feed the null branch.
+        null: whether the transformer also reads the null condition. If False, no later pass can feed the null branch.
     """
     looking, drawing = canvas.phases
     cells = to_device(np.array(schedule.passes[0].cells, np.int64), canvas.device)

@@ -4,10 +4,10 @@ Serial decoding runs the passes of a schedule (``schedule.py``) one at a time. H
 computes the W passes of a *window* together. The first of these passes reads decided tokens only, but the other passes
 also read *guesses*. A call samples new tokens for all W passes. The new tokens are the guesses of the next call.
 
-A pass of an image is *certain* once its tokens are identical to the tokens of serial decoding. The window of an image
-begins with the first pass that is not certain, so the images of a batch advance independently (:class:`.Window`). After
-each call, the host reads how far every image is, and waits for the device only there. *Active* images are still in the
-batch; A is the number of active images.
+A pass of an image is *certain* once its tokens are known to be identical to the tokens of serial decoding. The window
+of an image begins with the first pass that is not certain, so the images of a batch advance independently
+(:class:`.Window`). After each call, the host reads which tokens have changed, and waits for the device only then. An
+image is *active* while it is in the batch; A is the number of active images.
 
 Sources: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel Decoding" (ACL 2023,
 arXiv 2305.10427), and Teng et al. 2025, "Accelerating Auto-regressive Text-to-Image Generation with Training-free
@@ -19,8 +19,9 @@ decoding, and no test is needed.
 In 16 bits, the same input may give different tokens in calls of different shapes, because the shape determines the
 order in which numbers are added. Every call is therefore padded to one shape (``one_shape`` in ``networks/llama.py``).
 This shape is the same for all window widths from 1 to the side of the image in tokens, so these widths generate the
-identical image. Wider windows may have a larger shape, and serial decoding has different shapes. Both may generate a
-different image from the same distribution. ``docs/precision.md`` states how often the images are identical.
+identical image. Calls of wider windows may have a larger shape, and calls of serial decoding have several shapes. Wide
+windows and serial decoding may therefore generate a different image from the same distribution. ``docs/precision.md``
+states how often the images are identical.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from .schedule_table import schedule_table
 
 # On a CPU, a window saves little or no time for a batch of at least this many images.
 _CPU_BATCH = 4
-# With 16-bit weights, the fed rows of each image in a call are padded to a multiple of this number.
+# With 16-bit weights, the number of fed rows to which every call is padded is a multiple of this number.
 ROWS = 32
 
 
@@ -147,7 +148,8 @@ def jacobi_calls(
         with canvas.clock.phase(canvas.phases[1]):
             new = draw.tokens(hidden, guidance, window.cell_on_device, window.tokens)
 
-        # 4. The first pass whose new tokens differ from the guesses is certain, and so are all passes before it.
+        # 4. Find the first pass whose new tokens differ from the guesses. This pass and all passes before it read only
+        #    certain tokens, so all of them are certain.
         new_start = window.first_uncertain(new)
         accepted, rejected = window.counts(new_start)
         canvas.decide(*window.verdict(new, new_start, call))

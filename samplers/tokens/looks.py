@@ -1,10 +1,10 @@
 """The transformer of a token model with its KV cache, and the look that runs the passes of a schedule.
 
-:class:`CachedTransformer` feeds tokens. :class:`ScheduleLook` is a *look* (``engine.py``): a function that runs the
-transformer in each pass after the prefill. ``device_table.py`` has the fed rows of each pass.
+:class:`CachedTransformer` feeds tokens. :class:`ScheduleLook` is a *look* (``engine.py``): it runs the transformer in
+each pass after the prefill. ``device_table.py`` has the fed rows of each pass.
 
 Shapes: B images with L cells each; R batch rows, one for each image in each branch of guidance; m fed rows. A *hidden
-row* is the transformer's output for a fed row, of width C.
+row* is the transformer's output for a fed row: C numbers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class CachedTransformer:
     """The transformer of a generation, with a cache of the keys and values of all rows that it has read. Call
     :meth:`prefill` once to make the cache, and then call :meth:`feed` for every later pass.
 
-    A pass runs in up to three branches. The first branch reads the condition. The second branch reads a part of the
-    condition, if :class:`.PreparedCondition` has a part. The last branch reads the null condition, if ``null`` is True.
-    All branches are fed the same image tokens.
+    A pass runs in up to three branches. The first branch reads the condition. If ``part_share`` of the
+    :class:`.PreparedCondition` is above 0, a second branch reads a part of the condition. If ``null`` is True, the last
+    branch reads the null condition. All branches are fed the same image tokens.
 
     Args:
         canvas: the images; its report counts the work.
@@ -122,10 +122,10 @@ class CachedTransformer:
 
 
 class ScheduleLook:
-    """Runs the passes of a schedule after the first one, see :func:`.first_pass.run_first_pass`.
+    """Runs all passes of a schedule except the first. :func:`.first_pass.run_first_pass` runs the first pass.
 
     Args:
-        transformer: its cache holds the condition and the known cells of the schedule.
+        transformer: its cache holds the condition, and the known cells of the schedule except the last.
         schedule: the passes.
         reads_null: for each pass of the schedule, whether it feeds the null branch.
     """

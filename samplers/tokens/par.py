@@ -51,7 +51,7 @@ ABLATION_GROUP = 4
 
 
 def par_groups(grid: int, regions: int) -> list[list[int]]:
-    """Groups of cells in PAR's order. Group i holds cell i of every region, in raster order within the region.
+    """Groups of cells in PAR's order. Group i holds cell i of every region, counted in raster order in the region.
 
     Raises:
         UserError: the regions do not tile the grid.
@@ -79,9 +79,9 @@ def par_schedule(grid: int, regions: int, sequential_start: bool = True) -> Sche
         token   i  i  i  i  t  t  t  a  a  a  a  ...
                          predict a   predict b
 
-    An initial token attends to itself and to everything before it. The last initial token and the transition tokens
-    form one group. In this group and in every later group, each token attends to the whole group and to everything
-    before the group.
+    Each initial token except the last attends to itself and to everything before it. The last initial token and the
+    transition tokens form one group. In this group and in every later group, each token attends to the whole group and
+    to everything before the group.
     """
     initial, *later_groups = par_groups(grid, regions)
     passes = []
@@ -98,8 +98,8 @@ def par_schedule(grid: int, regions: int, sequential_start: bool = True) -> Sche
     for k in range(1, first_count):
         passes.append(group_pass(first_groups[k - 1], first_groups[k], k - 1, cfg_steps[k]))
 
-    # 2. One pass feeds the initial tokens that were not fed yet and the transition tokens. It decides the first of the
-    # later groups.
+    # 2. One pass feeds the initial tokens that were not fed yet and the transition tokens. This pass decides the first
+    # of the later groups.
     if later_groups:
         passes.append(transition_pass(first_groups[-1], later_groups[0], cfg_steps[first_count]))
 
@@ -176,7 +176,7 @@ def ablation_schedule(grid: int, group_size: int, adjacent: bool, sequential_sta
     Args:
         grid: side of the grid.
         group_size: number of cells in a group.
-        adjacent: if True, a group holds successive cells in raster order; if False, the groups are PAR's.
+        adjacent: if True, a group holds successive cells in raster order; if False, see :func:`par_groups`.
         sequential_start: whether the cells of the first group are decided one after another.
     """
     cells = list(range(grid * grid))
@@ -206,8 +206,9 @@ class PARSettings(TokenSettings):
     top_k: int | None = top_k_knob("0 for a PAR model", "For a LlamaGen with class labels, 2000 is usual.")
     grouping: str = knob(TRAINED,
         "Which tokens are decided in the same pass. Usual: from checkpoint, the groups with which the PAR model was "
-        "trained. The other choices are the paper's experiments with a LlamaGen: with ablation: non-local, a group "
-        "has one token of every region; with ablation: adjacent, a group has neighbouring tokens of one row.",
+        "trained. The other two choices repeat the paper's experiments with a LlamaGen: a group of 'ablation: "
+        "non-local' has one token of every region, and a group of 'ablation: adjacent' has neighbouring tokens of one "
+        "row.",
         choices=(TRAINED, NON_LOCAL, ADJACENT),
         more="A LlamaGen was trained for neither of these two groupings. In the paper, groups of neighbouring tokens "
             "give much worse images than groups with one token of every region.")

@@ -44,7 +44,7 @@ class PreparedCondition:
     lengths: Tensor | None = None  # int64 [B] or [U], number of valid rows of each entry; None if all are valid
     # int64 [B], the index in ``entries`` of every image's prompt; None if every image has its own entry.
     prompt_of_image: Tensor | None = None
-    part_share: float = 0.0  # weight of the second branch in the mix with the first; below 1
+    part_share: float = 0.0  # share of the second branch in the mix of the first two branches; 0 to below 1
 
     @property
     def conditional_branches(self) -> int:
@@ -61,7 +61,7 @@ class PreparedCondition:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedImages(PreparedCondition):
-    """Prompts with one image each, for a Janus that edits. The second branch does not read the codes of the images."""
+    """Prompts with one image each, for a Janus that edits. The second branch reads all but the codes of the images."""
 
     sources: PromptImages
 
@@ -151,7 +151,8 @@ def _pack_images_with_prompts(
     ids = prompt_ids(model, condition)
     assert condition.encoded_images is not None, "nodes and pipeline read the images"
 
-    # 1. The distinct pairs. An image that occurs several times was read once, so the id of its object identifies it.
+    # 1. The distinct pairs. An image that occurs several times was read only once. All its occurrences are therefore
+    #    the same object, and the id of this object identifies the image.
     pairs = [(text, id(encoded)) for text, encoded in zip(condition.texts, condition.encoded_images, strict=True)]
     first_indices, prompt_of_image = distinct(pairs, device)
     distinct_images = [condition.encoded_images[i] for i in first_indices]
@@ -171,7 +172,8 @@ def _pack_images_with_prompts(
         *model.image_places(),
     )
 
-    # 3. The second branch has the weight ``freedom``, and the first branch has the weight 1.
+    # 3. The first branch has the weight 1, and the second branch has the weight ``freedom``. Both are divided by their
+    #    sum.
     part_share = condition.freedom / (1 + condition.freedom)
     return PreparedImages(prompts, lengths, prompt_of_image, part_share, sources=sources)
 
@@ -247,7 +249,7 @@ def _expect_positions(model: TokenModel, rows: int) -> None:
     """
     name = model.name
     positions = model.net.config.absolute
-    positions_left = positions - (model.tokens - 1)  # for the condition; the last image token is never fed
+    positions_left = positions - (model.tokens - 1)  # for the condition; the last image token needs no position
     if rows <= positions_left:
         return
     if positions_left >= 1:

@@ -41,8 +41,8 @@ class Guidance(NamedTuple):
 
 
 def guidance_at(sampling: TokenSampling, cfg_steps: Tensor) -> Guidance:
-    """The guidance of tokens. ``cfg_steps``: a number for each token, int64 [...], counted like the ``cfg_step`` of a
-    :class:`.Pass`.
+    """The guidance of tokens. ``cfg_steps``: the ``cfg_step`` of each token, int64 [...], with the same meaning as
+    the ``cfg_step`` of a :class:`.Pass`.
     """
     if sampling.cfg_interval == math.inf:
         return Guidance(sampling.uses_guidance)  # the same for all tokens
@@ -63,7 +63,7 @@ class DrawSetup(NamedTuple):
     fixed_tokens: Tensor | None = None  # int64 [B, L + 1], see TokenCanvas; None without an edit
     span: tuple[int, int] | None = None  # half-open range of the token values that are image codes; None: all values
     penalty: float = 1.0  # repetition penalty; at 1, there is no penalty
-    part_share: float = 0.0  # weight of the second branch, see PreparedCondition
+    part_share: float = 0.0  # share of the second branch, see PreparedCondition
     # Number of rows per image to which hidden rows are padded; 0: no padding. With padding, every pass rounds in the
     # same way; see one_shape in networks/llama.py.
     padded_to: int = 0
@@ -106,8 +106,8 @@ class TokenDraw:
         )
 
     def of_schedule(self, schedule: Schedule) -> Draw:
-        """The draw of :func:`.engine.run_passes` for a schedule: a function of a pass k, its n cells, and their hidden
-        rows, [R, n, C]. It returns the cells' tokens, int64 [B, n].
+        """The draw of :func:`.engine.run_passes` for a schedule: a function of a pass k, the n cells of the pass, and
+        the hidden rows that predict these cells, [R, n, C]. The function returns the cells' tokens, int64 [B, n].
         """
         guided = guided_passes(self.canvas.sampling, schedule)
 
@@ -125,7 +125,8 @@ class TokenDraw:
             cells: int64 [n], or [B, n] if the images have different cells.
             so_far: all tokens of the images so far, int64 [B, L + 1], for the repetition penalty.
         """
-        so_far_if_penalised = so_far if self.setup.penalty != 1 else None  # a recorded function copies all arguments
+        # A recorded function copies all its arguments. If there is no penalty, None saves the copy.
+        so_far_if_penalised = so_far if self.setup.penalty != 1 else None
         new = tokens_from_hidden(self.net, self.setup, hidden, guidance, cells, so_far_if_penalised)
         self.canvas.watch(*new.norms)
         return new.tokens
@@ -209,8 +210,8 @@ def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidan
             mixed = torch.where(guidance.per_token[..., None], mixed, cond)
 
     # The norm of the logits is computed here, because top-k and top-p later set logits to -inf on purpose. The norm of
-    # the hidden rows finds a further fault: if the squares of a row overflow, RMSNorm turns the row into zeros. The
-    # logits are then finite, but wrong.
+    # the hidden rows shows a further fault: if the sum of the squares of a row overflows, the norm is infinite. RMSNorm
+    # has then turned the row into zeros, so the logits are finite, but wrong.
     norms = Norms(torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float()))
     return GuidedLogits(mixed, norms)
 

@@ -19,8 +19,8 @@ position: the token of a different cell. For example, ZipAR with window 1 on 3 x
 The *place* of a token is its index in the order in which the model was trained to read tokens. A fed row attends to the
 tokens at all places up to its ``last_visible``. In a model that predicts the next token, the place is the number of the
 cell, counted in raster order. A PAR has its own order (``par.py``). The places also determine the slots of the KV
-cache (``cache_slots.py``). These four numbers of a fed token usually are the same number. They differ in a stand-in and
-in a PAR::
+cache (``cache_slots.py``). A fed token thus has four numbers: cell, position, place and slot. The four numbers are
+equal, except for stand-ins and in a PAR::
 
     fed token                              cell    position   place              slot
     of cell c, predicting the next token   c       c          c                  c
@@ -28,9 +28,10 @@ in a PAR::
     of cell c, in a PAR                    c       c          in PAR's order     the place
     PAR's transition token                 none    none       in PAR's order     the place
 
-Only in MuLo-SD does a schedule decide a part of the grid (``mulosd/blocks.py``). Some cells at the start of the grid
-are then *known*: they are decided and in the cache before the schedule begins. No prefill is needed, so the first pass
-is empty. Known cells whose tokens may have changed since they were fed are *fed again*.
+Only in MuLo-SD may a schedule decide just a part of the grid, a block of grid rows (``mulosd/blocks.py``). All cells of
+earlier blocks are *known*: they are decided before the schedule begins, and all of them except the last are in the
+cache. If there are known cells, no prefill is needed, so the first pass is empty. If the token of a known cell may have
+changed since the cell was fed, the cell is *fed again*.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class FedRow(NamedTuple):
 
     position: int  # a cell, or -1 for a transition token
     place: int  # place of the fed token in the sequence
-    last_visible: int  # last place to which the row attends; the same pass always feeds a row at this place
+    last_visible: int  # last place to which the row attends; the row's own pass always feeds a token at this place
     cell: int = 0  # the cell whose token is fed; unused for a transition token
     transition_token: int = -1  # the index of the transition token; -1 for the token of a cell
 
@@ -58,10 +59,12 @@ class FedRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One pass of the transformer. The first pass of a schedule is the prefill, whose input is the condition only."""
+    """One pass of the transformer. The first pass of a schedule is the prefill, whose input is the condition only. With
+    known cells, the first pass is empty instead.
+    """
 
     cells: tuple[int, ...]  # cells that the pass decides
-    # For each of ``cells``, the index in ``fed_rows`` of the row that predicts it; 0 in the prefill.
+    # For each of ``cells``, the index in ``fed_rows`` of the row that predicts the cell; 0 in the prefill.
     predicted_by: tuple[int, ...]
     fed_rows: tuple[FedRow, ...] = ()
     cfg_step: int = -1  # guidance is on if cfg_step is at most the setting cfg_interval; see guidance_steps
@@ -83,16 +86,16 @@ def next_token_passes(
 
     The fed row at position c - 1 predicts cell c. Until cell c - 1 is decided, a stand-in is fed at this position. The
     stand-in is the nearest decided token in the grid row above. If no cell of that grid row is decided, the stand-in is
-    the nearest decided token of the whole grid. Each pass feeds the tokens that the previous pass decided. These tokens
-    replace the stand-ins at their positions. If no cells are known, the prefill predicts the first group, which
-    contains cell 0.
+    the nearest decided token of the whole grid. Each pass feeds the tokens that the previous pass decided. If a
+    stand-in was fed at the position of such a token, the token replaces the stand-in. If no cells are known, the
+    prefill predicts the first group, which contains cell 0.
 
     Args:
         groups: the cells of each group.
         grid: side of the grid.
         cfg_steps: the ``cfg_step`` of every group, see :class:`Pass`.
         known: number of known cells, see the top of this file; 0 except in MuLo-SD.
-        fed_again: number of known cells, the last ones, that the pass of the first group feeds again.
+        fed_again: the pass of the first group feeds this many known cells again, the last ones.
     """
     passes = []
     decided = set(range(known))
@@ -138,10 +141,10 @@ def raster(grid: int) -> Schedule:
 def guidance_steps(groups: Sequence[Sequence[int]], sequential_groups: int) -> list[int]:
     """The ``cfg_step`` of every group of cells, counted as in the published code.
 
-    Group k of the first ``sequential_groups`` groups gets k - 1. After these groups, the count starts again from 0, and
-    now counts tokens instead of passes: each group gets the number of tokens that were decided since the new start.
-    Guidance that has ended can therefore start again. For example, if ``sequential_groups`` is 2, groups of 1, 1, 4 and
-    4 cells get -1, 0, 0 and 4.
+    If group k is one of the first ``sequential_groups`` groups, it gets k - 1. For the later groups, the count starts
+    again from 0, and counts tokens instead of groups: a later group gets the number of tokens in the later groups
+    before it. Guidance that has ended can therefore start again. For example, if ``sequential_groups`` is 2, groups of
+    1, 1, 4 and 4 cells get -1, 0, 0 and 4.
     """
     cfg_steps = []
     tokens_since_start = 0

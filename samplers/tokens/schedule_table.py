@@ -1,8 +1,8 @@
 """A schedule as arrays: the fed rows and the decided cells of all its passes, in the order of the passes.
 
-``schedule.py`` describes a schedule pass by pass. The arrays hold the same facts for the whole schedule, so a slice of
-an array has the fed rows or the cells of one pass or of several passes. The arrays are on the host and are computed
-once per schedule. ``device_table.py`` copies them to the device.
+``schedule.py`` describes a schedule pass by pass. The arrays hold the same facts for the whole schedule. A slice of an
+array holds the facts of one pass or of several successive passes. The arrays are on the host and are computed once per
+schedule. ``device_table.py`` copies them to the device.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .schedule import FedRow, Schedule
 class ScheduleTable:
     """All fed rows and decided cells of a schedule, as int64 arrays.
 
-    Shapes: P passes have F fed rows and decide D of the L cells of the grid. The arrays of fed rows and of cells end
-    with a padding entry, which fills up images that have fewer rows or cells in a call.
+    Shapes: together, P passes feed F rows and decide D of the L cells of the grid. The last entry of an array of fed
+    rows or of cells is padding: a call uses this entry for images with fewer rows or cells than other images have.
     """
 
     passes: int  # P
@@ -55,8 +55,8 @@ def schedule_table(schedule: Schedule) -> ScheduleTable:
     rows_of_pass = [len(p.fed_rows) for p in passes]
     row_start = np.append(0, np.cumsum(rows_of_pass))
 
-    # 2. Decided cells, pass by pass, and the index of the row that predicts each cell. A pass counts rows from its own
-    #    first row, but cell_row counts them from the first row of the schedule.
+    # 2. Decided cells, pass by pass, and the index of the row that predicts each cell. predicted_by counts rows from
+    #    the first row of the pass, but cell_row counts rows from the first row of the schedule.
     cells = [cell for p in passes for cell in p.cells]
     predicted_by = np.array([row for p in passes for row in p.predicted_by], np.int64)
     cells_of_pass = [len(p.cells) for p in passes]

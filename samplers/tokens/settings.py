@@ -18,8 +18,8 @@ from .schedule import Schedule, raster
 
 
 def top_p_knob(advanced: bool) -> Any:
-    """The setting *top_p*. ``advanced``: whether *top_p* is hidden among the advanced settings; False for samplers in
-    which users try this setting first.
+    """The setting *top_p*. ``advanced``: whether *top_p* is hidden among the advanced settings; False for a sampler if
+    *top_p* is one of the first settings that its users try.
     """
     return knob(1.0,
         "Sample only from the likeliest values whose probabilities add up to this number; lower is cleaner and less "
@@ -60,7 +60,7 @@ def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "the ima
     """The setting *parallel*, for Jacobi decoding (``jacobi.py``).
 
     Args:
-        what: what the sampler guesses, and how many ("this many tokens ahead").
+        what: what the sampler guesses, for example "this many tokens ahead".
         usual: the usual value, in words.
         more: what the help page adds to the tooltip.
         same: a clause that says what the guesses do not change.
@@ -80,27 +80,28 @@ def entropy_temperature_knob(what: str) -> Any:
         f"uncertain; a higher value strengthens the effect. Usual: 0, which uses the same temperature for every "
         f"{what}; 1 is the published strength.",
         low=0.0, high=1.0, step=0.05, advanced=True,
-        more="Areas with little detail get more variety. At 1, *temperature* is multiplied by 2.5 exp(-H / 3) + 0.6, "
-            "where H is the entropy in nats of the values that may be sampled. The factor is 3.1 if the model is "
-            f"certain of a {what}, and below 1 if the entropy is above 5.5 nats. On the demo, use this setting only "
-            "with a lower *temperature*; see docs/benchmarks.md in the repository. The paper of this method (Ma et "
-            "al., arXiv 2510.09012) has no results for Tar.")
+        more="Areas with little detail get more variety. At 1, *temperature* is multiplied by the factor 2.5 exp(-H / "
+            "3) + 0.6, where H is the entropy in nats of the values that may be sampled. The factor is 3.1 if the "
+            f"model is certain of a {what}, and below 1 if the entropy is above 5.5 nats. On the demo, use this "
+            "setting only with a lower *temperature*; see docs/benchmarks.md in the repository. The paper of this "
+            "method (Ma et al., arXiv 2510.09012) has no results for Tar.")
 
 
 # The help page's text on "parallel" for samplers in which this setting is a number of passes.
 PARALLEL_PASSES = (
-    "In half precision, all values from 1 to the image's side in tokens give the same image, but 0 gives a different "
-    "image. Both images are sampled from the same distribution."
+    "In half precision, all values of *parallel* from 1 to the image's side in tokens give the same image, but 0 gives "
+    "a different image. Both images are sampled from the same distribution."
 )
 # The usual value of "parallel", in words.
 USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
 
 
 def why_only_one_per_pass(report: Report) -> str:
-    """A sentence that says why a run was not faster than one token per pass; "" if its passes decided several tokens.
+    """A sentence that says that every pass decided only one token; "" if the passes decided more than one token on
+    average.
     """
     per_pass = report.tokens_per_pass
-    # If no token was decided, an edit fixed all of them.
+    # If an edit fixes all tokens, per_pass is 0.
     if per_pass is not None and 0 < per_pass <= 1:
         return "Every pass decided only one token, as without acceleration."
     return ""
@@ -129,7 +130,7 @@ class TokenSettings(Guarantees):
 
     # This is not a field, because a saved workflow stores the values of widgets in the order of the fields, and
     # inherited fields come first. A new field here would shift all values after it. Every sampler therefore declares
-    # the field itself, as its last field. The value here is for settings without the field.
+    # the field itself, as its last field. The value here is for TokenSettings itself, which has no such field.
     entropy_temperature = 0.0
 
     def schedule(self, model: TokenModel) -> Schedule:
@@ -171,11 +172,12 @@ class LlamaGenSettings(TokenSettings):
     parallel: int = parallel_knob("this many tokens ahead", USUAL_PARALLEL,
         more="A pass (one run of the transformer) computes the next tokens from the guesses, and compares every "
             "guess with the token that was computed for the same position. All guesses before the first difference "
-            "are confirmed (Jacobi iteration). In half precision, all values from 1 to the image's side in tokens "
-            "give the same image, but 0 gives a different image. Both images are sampled from the same distribution. "
-            "To compare images in half precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 in the "
-            "loader. On the demo, *parallel* 16 takes 57 passes instead of 256. For a single image on a GPU, twice "
-            "the side may be faster still. On a CPU, batches of four or more images hardly get faster.")
+            "are confirmed (Jacobi iteration). In half precision, all values of *parallel* from 1 to the image's side "
+            "in tokens give the same image, but 0 gives a different image. Both images are sampled from the same "
+            "distribution. To compare images in half precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 "
+            "in the loader. On the demo, *parallel* 16 takes 57 passes instead of 256. For a single image on a GPU, "
+            "twice the image's side in tokens may be faster still. On a CPU, batches of four or more images hardly get "
+            "faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:

@@ -64,8 +64,8 @@ class TarPromptSettings(Settings):
         "the value that the model's file recommends; at 1, the penalty is off.",
         low=0.01, high=2.0, step=0.01, full_size_value=1.0, advanced=True)
     parallel: int = parallel_knob("this many codes ahead", "32 on a GPU",
-        more="In half precision, all values of 1 or more give the same codes, but 0 gives different codes. Both are "
-            "sampled from the same distribution.",
+        more="In half precision, all values of 1 or more give the same codes, but 0 gives different codes. The codes "
+            "at 0 are sampled from the same distribution.",
         same="the codes stay identical in fp32")
     entropy_temperature: float = entropy_temperature_knob("code")
 # fmt: on
@@ -152,8 +152,8 @@ def tar_prompt(
         penalty=penalty,
     )
 
-    # 3. The condition. It is on the host, because the de-tokenizer may need the memory of the device. If the model is
-    #    on the host too, cpu() does not copy the codes. The condition must not share memory with the result's codes, so
-    #    clone() copies them.
+    # 3. The condition. Its codes are on the host, because the de-tokenizer may need the memory of the device. They must
+    #    not share memory with the codes of the result. If the model is on the host too, cpu() does not copy the codes,
+    #    so clone() copies them.
     codes = codes.flatten(1)
     return TarPrompted(codes, report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.special.codes))

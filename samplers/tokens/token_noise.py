@@ -1,9 +1,9 @@
 """Paired noise for discrete tokens: one random number for each seed, image, stream, cell and token value.
 
-The noise is for the Gumbel-max trick (Gumbel 1954): add Gumbel noise to the log-probabilities of all values, and the
-value with the largest sum is a sample from the distribution. If two samplers use the same noise, they sample the same
-token where their probabilities are equal, and usually also where the probabilities are close. A *stream* is a named
-set of random numbers.
+The noise is for the Gumbel-max trick (Gumbel 1954): if Gumbel noise is added to the log-probabilities of all values,
+the value with the largest sum is a sample from the distribution. If two samplers use the same noise, they sample the
+same token where their probabilities are equal, and usually also where the probabilities are close. A *stream* is a
+named set of random numbers.
 
 Each number is computed from a counter (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Any cell can
 therefore be sampled at any time and on any device, without a table of numbers and without waiting for the host.
@@ -22,7 +22,7 @@ from ..noise import GOLDEN, CellNoise, stream_key
 class TokenNoise:
     """The noise of B images, generated from one seed (0 to 2^64 - 1).
 
-    ``images``: for each of the B images, its index in the whole batch.
+    ``images``: for each of the B images, its index in the whole batch, of which the B images may be a part.
 
     A derived class may take its numbers from elsewhere. It then overrides :meth:`of` and :meth:`stream`. Its ``stream``
     must return an object with the method ``gumbel`` of :class:`CellNoise`.

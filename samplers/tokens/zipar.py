@@ -1,13 +1,13 @@
 """ZipAR: a grid row starts when the first s tokens of the grid row above are decided; s is the *window*. One pass can
-therefore decide tokens of several grid rows.
+therefore decide tokens of several grid rows. As an exception, row 1 starts when the whole of row 0 is decided.
 
 Source: He et al. 2025, "ZipAR: Parallel Autoregressive Image Generation through Spatial Locality" (ICML 2025, arXiv
 2412.04062). In raster order, the transformer predicts the first token of a grid row from the last token of the grid row
-above. In ZipAR, that last token is not decided yet. As in the published code, the transformer then gets a nearby
+above. In ZipAR, that last token may not be decided yet. As in the published code, the transformer then gets a nearby
 decided token instead; see :func:`next_token_passes`.
 
-FastAR does not implement the paper's adaptive window. The constants of that window are not in the published code, and
-the images of a batch would start their grid rows in different passes.
+FastAR does not implement the paper's adaptive window, for two reasons: the constants of that window are not in the
+published code, and the images of a batch would start their grid rows in different passes.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def zipar_schedule(grid: int, window: int) -> Schedule:
     """The schedule of ZipAR for a grid of side ``grid``. If the window is as long as a grid row or longer, the cells
     are decided in raster order.
 
-    The transformer does not attend to undecided cells. In the published code, it attends to undecided cells as blanks,
-    and the blanks take attention from the decided cells.
+    The transformer does not attend to undecided cells. In the published code, the transformer attends to a blank token
+    at each undecided cell, and the blank tokens take attention from the decided cells.
     """
     if window >= grid:
         return raster(grid)
@@ -83,7 +83,7 @@ def zipar_schedule(grid: int, window: int) -> Schedule:
 # fmt: off
 @dataclass(frozen=True)
 class ZipARSettings(TokenSettings):
-    """Settings of ZipAR (ICML 2025): a row starts when the row above is a window ahead."""
+    """Settings of ZipAR (ICML 2025): a row starts when the first ``window`` tokens of the row above are decided."""
 
     removed: ClassVar[Mapping[str, Removed]] = {"mask_undecoded": Removed(True)}
 

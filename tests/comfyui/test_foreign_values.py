@@ -147,7 +147,7 @@ FOREIGN = {
     ),
     "a prompt with a negative": (
         "dict(kind='prompt', fastar_version=1, texts=['a cat'], unconditional='Draw nothing.')",
-        "condition: demo MAR reads class labels, but the condition holds prompts; connect Class Label.",
+        "condition: demo MAR reads class labels, but the condition holds prompts; connect the node Class Label.",
     ),
 }
 

@@ -5,11 +5,11 @@ Source: "FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lo
 :class:`FastHybridSettings`).
 
 k, lambda, T and T_g are the settings ``lookahead``, ``threshold``, ``diffusion_steps`` and ``guided_steps``. With DiSA,
-T falls for later AR steps. At AR step s of an image, the transformer computes z, the conditions of the diffusion head,
-for the tokens of the AR steps s to s + k - 1. Then the sampler does three things:
+T is smaller in later AR steps. At AR step s of an image, the transformer computes z, the conditions of the diffusion
+head, for the tokens of the AR steps s to s + k - 1. Then the sampler does three things:
 
-1. *verify*: it accepts the draft of a token of AR step s if cos(z', z) >= lambda, where z' is the z from which the
-   draft was sampled.
+1. *verify*: it accepts the draft of a token of AR step s if cos(z', z) >= lambda, where z' is the earlier z of this
+   token, from which the draft was sampled.
 2. *lookahead*: if AR step s has tokens without an accepted draft, a full diffusion of T steps samples these tokens and
    all tokens of the k - 1 following AR steps. The samples for the following AR steps are drafts, called x'. Each draft
    is stored with its z'.
@@ -18,16 +18,17 @@ for the tokens of the AR steps s to s + k - 1. Then the sampler does three thing
    it is not called.
 
 The setting ``accepted`` can replace the guided steps of *refine*. With *renoise*, the sampler adds noise to the draft,
-and the last of T_g ordinary steps remove the noise. With *keep*, the draft does not change.
+and then removes the noise in the last steps of an ordinary diffusion of T_g steps. With *keep*, the draft does not
+change.
 
-Guided steps have noise of their own. We also tried the noise with which the draft was sampled, but the refined tokens
-were then no closer to plain MAR's tokens. The transformer runs at every AR step, as in plain MAR, so a new lookahead
-after a rejection costs no additional pass.
+Guided steps have their own noise, not the noise with which the draft was sampled. We also tried the draft's noise, but
+the refined tokens were then no closer to plain MAR's tokens. The transformer runs at every AR step, as in plain MAR, so
+a new lookahead after a rejection costs no additional pass.
 
-The paper does not say how the images of a batch advance. Here each image has its *own pace* (``pace.py``), so its
-tokens do not depend on its batch. An image with a rejected token waits until all unfinished images need a full
-diffusion: a full diffusion takes the same number of sequential head calls for one image as for all images. In the
-first ``lookahead_start`` AR steps, the sampler works like plain MAR, without drafts.
+The paper does not say how the images of a batch advance. Here each image has its *own pace* (``pace.py``), so the
+tokens of an image do not depend on its batch. An image with a rejected token waits until all unfinished images need a
+full diffusion, because one full diffusion for all images takes as many sequential head calls as a full diffusion for
+one image. In the first ``lookahead_start`` AR steps, the sampler works like plain MAR, without drafts.
 
 ``pace.py`` decides which images go on. ``drafts.py`` holds z and the drafts, and verifies the drafts. ``refinement.py``
 refines accepted drafts.
@@ -129,7 +130,7 @@ def sample(
         pace: the AR step of each image.
         z: the newest output of the transformer by column (see ``pace.py``), [P, B, L, C]: P branches of guidance, B
             images of L tokens, C transformer width.
-        drafts: the drafts to refine. This function writes all samples into it.
+        drafts: has the drafts to refine, and gets all samples.
         plain: the full diffusion.
         refinement: the diffusion of accepted drafts.
     """
@@ -142,6 +143,6 @@ def sample(
     # 2. Run both diffusions.
     samples, refined_values = plain.head.sample_both(full_batch, refinement_batch)
 
-    # 3. Store every full sample as a draft. This includes tokens that are decided now and need no verification.
+    # 3. Store every full sample as a draft, even the sample of a token that is decided now, without verification.
     drafts.store(decision.sampled_in_full, in_full, samples, full_batch.z[0])
     drafts.newest[refined.index_by_column] = refined_values

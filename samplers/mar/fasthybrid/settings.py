@@ -10,7 +10,7 @@ from ....reports.record import Report
 from ...settings import Removed, knob
 from ..settings import DiSASettings
 
-# Each call of ``knob`` has the default and the tooltip first, then the range.
+# In each call of ``knob``: first the default and the tooltip, then the range.
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,20 @@ class FastHybridSettings(DiSASettings):
     lookahead: int = knob(8, "Draft the tokens of this many AR steps together; more is faster, but fewer drafts are "
         "accepted. Usual: 7 to 9 for 64 AR steps; at 0 or 1, nothing is drafted.",
         low=0, high=256, step=1, symbol="k",
-        more="With a full-size model at 32 AR steps, use half of these numbers; the presets for full-size models "
-            "keep the ratio of *lookahead* to AR steps.")
-    threshold: float = knob(0.8, "FastHybrid compares two conditions that the transformer computes for a token: the "
-        "condition from which the draft was sampled, and the token's actual condition. If their cosine similarity is "
-        "at least this number, the draft is accepted; a higher value is slower and closer to MAR's image. Usual: 0.8 "
-        "for full-size models, 0.9 to 0.99 for the demo; above 1, no draft is accepted.",
+        more="With a full-size model at 32 AR steps, use half of 7 to 9. The presets for full-size models keep the "
+            "ratio of *lookahead* to AR steps.")
+    threshold: float = knob(0.8, "Least cosine similarity of two conditions at which a draft is accepted: the "
+        "condition from which the draft was sampled, and the token's actual condition, which the transformer computes "
+        "later. A higher value is slower and closer to MAR's image. Usual: 0.8 for full-size models, 0.9 to 0.99 for "
+        "the demo; above 1, no draft is accepted.",
         low=-1.0, high=1.01, step=0.01, symbol="lambda",
         more="On the demo, the conditions change little from one AR step to the next, so the demo needs a higher "
             "threshold than full-size models.")
     guided_steps: int = knob(10, "Denoising steps for an accepted draft; more is slower and finer. Usual: 10.",
         low=1, high=1000, step=1, symbol="T_g")
-    guidance_schedule: str = knob("cos", "How the influence of the draft changes over the guided steps: it decreases "
-        "with cos, linear-down and square, and increases with linear-up; with none, the draft has no influence. Usual: "
-        "cos, as in the paper.",
+    guidance_schedule: str = knob("cos", "How the influence of the draft changes over the guided steps: the influence "
+        "decreases with cos, linear-down and square, and increases with linear-up; with none, the draft has no "
+        "influence. Usual: cos, as in the paper.",
         choices=("cos", "linear-down", "linear-up", "square", "none"), advanced=True)
     accepted: str = knob("refine", "What happens to an accepted draft: refine improves it in a few guided steps, and "
         "renoise adds noise to it and denoises it again. With keep, the draft stays as it is; the run is "
@@ -52,9 +52,9 @@ class FastHybridSettings(DiSASettings):
         more="The first tokens determine what the image shows. If the first 8 of 32 AR steps have no drafts, the "
             "image usually differs little from MAR's image. At 0, the sampler is faster, but often gives a clearly "
             "different image of the same subject.")
-    denoise: float = knob(0.9, "Used only if 'accepted' is 'renoise'. Only this share of the guided steps is run, and "
-        "the draft first gets as much noise as these steps remove; lower is faster and stays closer to the draft. "
-        "Usual: 0.9, as in the paper.",
+    denoise: float = knob(0.9, "Used only if 'accepted' is 'renoise'. Share of the guided steps that FastHybrid runs; "
+        "before these steps, the draft gets as much noise as these steps remove. Lower is faster and stays closer to "
+        "the draft. Usual: 0.9, as in the paper.",
         low=0.0, high=1.0, step=0.01, advanced=True,
         more="The paper's comparison uses 15 guided steps for *renoise*.")
     # fmt: on
@@ -83,6 +83,6 @@ class FastHybridSettings(DiSASettings):
 
     @property
     def approximates(self) -> bool:
-        # A lookahead drafts later AR steps, so the last AR step drafts nothing.
+        # A lookahead drafts the tokens of later AR steps, so a lookahead from the last AR step drafts nothing.
         drafts = self.lookahead > 1 and self.lookahead_start < self.steps - 1
         return (drafts and self.threshold <= 1) or super().approximates

@@ -1,4 +1,4 @@
-"""GtR decides the tokens on one colour of a checkerboard in many AR steps, and then the other tokens in one or two.
+"""GtR decides the tokens on one colour of a checkerboard in many AR steps, and all others in one or two AR steps.
 
 Source: Yan et al., "Generation then Reconstruction: Accelerating Masked Autoregressive Models via Two-Stage Sampling"
 (ICLR 2026, arXiv 2510.17171). The authors published no code. docs/papers.md names our choices where the paper leaves
@@ -13,8 +13,8 @@ something open.
    reconstruction takes the smallest number.
 3. *frequency-weighted token selection* (FTS): in each AR step, the tokens with the most detail take as many diffusion
    steps as the first AR step. The other tokens take the AR step's own number of diffusion steps. GtR estimates the
-   detail of a token from its condition z, the transformer's output for the token: more energy means more detail,
-   above all energy in high frequencies.
+   detail of a token from its condition z, the transformer's output for the token: the more energy z has, the more
+   detail the token has. Energy in high frequencies counts more than energy in low frequencies.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def gtr(
 ) -> Sampler:
     """Generate images with GtR; see :func:`samplers.mar.mar.mar` for arguments and errors.
 
-    If ``reconstruction_steps`` is 0 and the number of diffusion steps does not fall, the images are bit-identical to
-    the images of MAR.
+    If ``reconstruction_steps`` is 0 and all AR steps have the same number of diffusion steps, the images are
+    bit-identical to the images of MAR.
     """
     canvas = mar_canvas("gtr", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)

@@ -23,9 +23,9 @@ QUARTERS = "quarters"
 def stages_of_cells(grid: int, stages: str) -> Tensor:
     """GtR's stage of every cell of a ``grid`` x ``grid`` image, int64 [L]; the last stage is the reconstruction.
 
-    The paper halves the structure (half of all cells), and then halves one half again. So the first three stages are an
-    eighth, an eighth and a quarter of all cells. QUARTERS joins the first two stages. These are the stages of an 8 x 8
-    grid, PAPER on the left and QUARTERS on the right::
+    The structure is half of all cells. The paper halves the structure, and halves one of the halves again. So the first
+    three stages have an eighth, an eighth and a quarter of all cells. QUARTERS joins the first two stages into one.
+    These are the stages of an 8 x 8 grid, PAPER on the left and QUARTERS on the right::
 
         0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
         3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
@@ -40,8 +40,8 @@ def stages_of_cells(grid: int, stages: str) -> Tensor:
     row = cell // grid
     diagonal = row + cell % grid
 
-    # All cells start in stage 3, the reconstruction. Then the cells of the structure move to stage 2. The
-    # structure's cells in even rows move on to stage 0 or 1.
+    # Put all cells in stage 3, the reconstruction. Then move the cells of the structure to stage 2. Then move the
+    # structure's cells in even rows to stage 0 or 1.
     stage = torch.full_like(cell, 3)
     stage[diagonal % 2 == 0] = 2
     in_even_row = (diagonal % 2 == 0) & (row % 2 == 0)
@@ -138,7 +138,7 @@ def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
     """Number of masked tokens after each AR step of GtR's stages.
 
     Stage i divides its ``sizes[i]`` tokens evenly among its ``steps[i]`` AR steps. In some edits, a stage has fewer
-    tokens than AR steps. It then takes one AR step for each token.
+    tokens than AR steps. Such a stage takes one AR step for each token.
     """
     left = sum(sizes)
     out: list[int] = []

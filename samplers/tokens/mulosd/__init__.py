@@ -4,15 +4,16 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 of *cells*, one token each. MuLo-SD generates it in *blocks* of several grid rows. Each block takes one cycle of six
 stages:
 
-1. The draft model M_q generates the block's grid rows of a small image, whose side is 1/r of the target's side. It
-   follows ZipAR's order (``blocks.py``).
+1. The draft model M_q generates grid rows of a small image, whose side is 1/r of the target's side. These rows cover
+   the block. M_q follows ZipAR's order or, with *draft_window* 0, raster order (``blocks.py``).
 2. The up-sampler U_r enlarges these grid rows to the target's grid (``upsampling.py``).
 3. One pass of the target M_p gives p_i, the distribution of each token i. The *pooled* probability of a draft token is
    the sum of p_i over the token's code and the nearest neighbours of this code. If the sum is below tau, the draft
-   token is rejected. R_T is the set of rejected cells (``verification.py`` and ``acceptance.py``).
+   token is rejected. If *acceptance_target* is above 0, this share of the draft tokens is accepted, whatever tau is.
+   R_T is the set of rejected cells (``verification.py`` and ``acceptance.py``).
 4. R_T is expanded by a radius l, but not to cells before the first rejected cell. The result, R_X, consists of separate
    *islands* (``islands.py``).
-5. The target resamples all islands in parallel, in *waves*. A wave is the set of cells that one pass resamples
+5. The target resamples all islands in parallel, in *waves*. A wave is a set of cells that are resampled together
    (``waves.py``).
 6. The block is final. If grid rows are left, the down-sampler D_r reduces the block, and the draft model continues from
    the reduced rows.
@@ -20,19 +21,20 @@ stages:
 There is no public code. Where the paper leaves a choice open, FastAR decides as follows:
 
 - p_i is the target's distribution after guidance, temperature, top-k, top-p and ``entropy_temperature``.
-- The pass of a later wave feeds two kinds of cells to the transformer: the cell before each cell of the wave, and the
-  cells that the previous pass resampled. Each fed cell attends to all cells up to itself, including drafts of other
-  islands. So no cell is missing from its context.
-- If a token changes, the keys and values of the accepted tokens after it are not updated until the next cycle. The
-  method is *lossy* for this reason: it assumes that a change has little effect outside its island.
+- The first wave needs no pass, because the pass of stage 3 predicts its cells. The pass of each later wave feeds two
+  kinds of cells to the transformer: the cell before each cell of the wave, and the cells of the wave before. Each fed
+  cell attends to itself and to every earlier cell, including drafts of other islands.
+- If a token changes, the keys and values of the accepted tokens after it are not updated until the next cycle. This is
+  one reason why the method is *lossy*: MuLo-SD assumes that a change in an island has little effect outside the island.
 - The pass that verifies a block also updates the keys and values of the previous block.
-- The draft model reads only the new rows of the reduced image. Its cache keeps the earlier rows.
+- Of the reduced image, the draft model reads only the rows of the newest block. Its cache keeps all earlier rows.
 - The draft model has random numbers of its own. The target uses the random numbers that LlamaGen uses for the same
-  cells. So the tokens are identical to the tokens of serial decoding if tau is above 1, acceptance_target is 0, and
-  islands are resampled in raster order. If there is also only one block, the target decodes serially, without a draft.
+  cells. So if tau is above 1, acceptance_target is 0, and islands are resampled in raster order, the tokens are
+  identical to the tokens of serial decoding. If there is also only one block, the target decodes serially, without a
+  draft.
 
-Shapes: B images; R batch rows, which are B or, with guidance, 2 B; G, the side of the target's grid; h grid rows of a
-block; n = h G cells of a block.
+Shapes: B images; R batch rows, where R is B without guidance and 2 B with guidance; G, the side of the target's grid; h
+grid rows of a block; n = h G cells of a block.
 
 The host waits for the device
 
@@ -89,9 +91,10 @@ def mulosd(
     Each code is repeated over the cells that it covers.
 
     The report counts the passes of both models (``transformer_passes``) and of the draft model alone
-    (``draft_passes``). It counts the draft tokens that passed the verification (``accepted``) and that failed it
+    (``draft_passes``). It counts the draft tokens that the verification accepted (``accepted``) and rejected
     (``rejected``). ``expanded`` counts the accepted tokens that were resampled because a rejected token is near. The
-    report also counts islands, and waves, which all images share. Its ``similarity`` holds the pooled probabilities.
+    report also counts the islands of all images, and the waves; a wave has cells of all images. The ``similarity`` of
+    the report holds the pooled probabilities.
 
     Raises:
         UserError: a condition that does not fit one of the models; models or a tokenizer that do not belong together; a
@@ -125,8 +128,9 @@ def mulosd(
         # 2. The up-sampler enlarges the draft.
         enlarge_draft(block, drafter.canvas, canvas, up_sampler)
 
-        # 3. One pass of the target verifies every draft token of the block. ``rejected`` is R_T. Passes are numbered
-        #    from 0, over both models, because they share the report. So the index of the next pass is the count so far.
+        # 3. One pass of the target verifies every draft token of the block. ``rejected`` is R_T. Both models share the
+        #    report, so the passes of both models are numbered together, from 0. The index of the next pass is therefore
+        #    the number of passes so far.
         verifying_pass = canvas.report.counts["transformer_passes"]
         hidden, rejected = verifier.verify(block)
 
@@ -136,7 +140,7 @@ def mulosd(
         repairs.append(repair)
         verifier.accept(block, repair, verifying_pass)
 
-        # 5. The target resamples all islands in parallel, one wave per pass.
+        # 5. The target resamples all islands in parallel, one wave after another.
         for done, verdict in verifier.resample(block, hidden, repair, verifying_pass):
             canvas.decide(*verdict)
             yield from canvas.yield_step(done)
@@ -154,8 +158,8 @@ def mulosd(
 
 
 def _without_draft(canvas: TokenCanvas, condition: PreparedCondition) -> Sampler:
-    """Let the target decode serially, without a draft. This is for settings with which the tokens would be identical
-    for every draft.
+    """Let the target decode serially, without a draft. This function is for settings with which every draft would lead
+    to the same tokens.
     """
     result = yield from decode_schedule(canvas, condition, raster(canvas.grid[0]))
     step = result.report.maps["step"]

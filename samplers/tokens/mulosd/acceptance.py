@@ -33,7 +33,7 @@ def nearest_codes(vectors: Tensor, k: int) -> Tensor:
     square = vectors.square().sum(1)
     parts = []
     for codes in torch.arange(count, device=vectors.device).split(_codes_at_once(count)):
-        score = vectors[codes] @ vectors.t() - square / 2  # a larger score is a smaller distance
+        score = vectors[codes] @ vectors.t() - square / 2  # a larger score means a smaller distance
         score.scatter_(1, codes[:, None], torch.inf)  # the code itself is first, even if other codes have its vector
         parts.append(score.topk(1 + k, dim=1).indices.to(torch.int32))
     return torch.cat(parts)
@@ -44,9 +44,9 @@ def nearest_codes_bytes(count: int, k: int) -> float:
     table = count * (1 + k)  # number of entries; an entry (int32) and a score (fp32) take 4 bytes each
     scores = min(count, _codes_at_once(count)) * count
 
-    # While a part of the table is computed, the memory holds its scores, and the values and int64 indices that topk
-    # returns. The values take at most as much memory as the scores, and the indices twice as much: four times the
-    # scores in all. When the parts are joined, the table exists twice.
+    # While a part of the table is computed, the memory holds the scores of the part, and the values and int64 indices
+    # that topk returns. The values take at most as much memory as the scores, and the indices at most twice as much, so
+    # all three take at most four times the memory of the scores. When the parts are joined, the table exists twice.
     return 4.0 * (table + max(table, 4 * scores))
 
 
@@ -69,7 +69,7 @@ def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Ten
         if is_wanted and made_for.device == vectors.device and torch.equal(made_for, vectors):
             return table
 
-    codebook.neighbours = None  # free the old table first, so memory never holds two tables
+    codebook.neighbours = None  # free the old table before the new table is computed
     table = nearest_codes(vectors, k).to(device)
     codebook.neighbours = (vectors, table)
     return table
@@ -104,8 +104,8 @@ def reject_all_but_share(
             ``pool``.
         tokens_before: number of tokens of an image in earlier blocks.
     """
-    # Earlier blocks have accepted round(share * tokens_before) tokens. This block accepts the tokens that are
-    # missing from the share of all blocks so far.
+    # Earlier blocks have accepted round(share * tokens_before) tokens. This block accepts as many tokens as are needed
+    # to reach the share in the earlier blocks and this block together.
     count = pool.shape[1]
     accepted = round(share * (tokens_before + count)) - round(share * tokens_before)
 

@@ -1,7 +1,7 @@
 """MuLo-SD's blocks of grid rows, and the draft model, which generates them at low resolution.
 
 ``schedule.py`` explains *cells*, fed tokens and *stand-ins*. r is the side of the target's grid divided by the side of
-the draft's grid. B is the number of images. Stages 1, 2 and 6 are stages of the cycle in ``__init__.py``.
+the draft's grid. B is the number of images. ``__init__.py`` numbers the stages of the cycle of a block.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class BlockDrafter:
         self.slots = self._slots_for(blocks)
         # In windows, a finished image may leave the batch, unless a later block needs the image's keys and values.
         self.may_leave = MayLeave(images=len(blocks) == 1, null_branch=True)
-        # With guidance, the prefill and all serial passes read the null condition too, whatever cfg_interval is. So the
-        # cache has the null branch for all blocks.
+        # With guidance, the prefill and all passes outside windows also feed the null branch, whatever cfg_interval is.
+        # So the cache has the null branch for all blocks.
         self.reads_null = self.canvas.sampling.uses_guidance
 
     @property
@@ -153,7 +153,7 @@ class BlockDrafter:
         return max(serial_slots(block.schedule).count_without_padding for block in blocks)
 
     def generate(self, block: Block) -> Iterator[Step]:
-        """Stage 1: generate the draft rows of a block. Yields a step after every pass of the draft model."""
+        """Stage 1: generate the draft rows of a block. Yields a step after every pass; in windows, after every call."""
         planned = sum(1 for p in block.schedule.passes if p.cells)  # an empty first pass does not run
         for done, _ in enumerate(self._passes(block), 1):
             self.canvas.report.add(draft_passes=1)

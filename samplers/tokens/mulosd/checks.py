@@ -62,7 +62,7 @@ def grid_ratio(target: TokenModel, draft: TokenModel) -> int:
 
 
 def expect_few_neighbours(settings: MuLoSDSettings, codes: int) -> None:
-    """Check that drafts can be rejected with the number of neighbours, in a codebook with ``codes`` codes.
+    """Check that the number of neighbours is so small that drafts can be rejected. The codebook has ``codes`` codes.
 
     Raises:
         UserError: so many neighbours that nothing can be rejected.

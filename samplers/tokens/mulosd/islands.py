@@ -2,10 +2,10 @@
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). The method expands
 R_T by a radius to the region R_X. The islands are the separate parts of R_X: its 8-connected components, CC_8(R_X).
-``waves.py`` divides the islands into *waves*: a wave is the set of cells that one pass resamples.
+``waves.py`` divides the islands into *waves*: a wave is a set of cells that the target resamples together.
 
-The host computes everything here. It needs the map of rejected cells in any case, because the number of waves
-determines how many passes follow. A grid is so small that a GPU would not be faster.
+The host computes everything in this file. The host needs the map of rejected cells in any case, because the number of
+waves determines how many passes follow. A grid is so small that a GPU would not be faster.
 
 Shapes: B images; h x w cells of a block. A block is the grid rows that the target verifies together.
 """
@@ -37,9 +37,9 @@ class Repair(NamedTuple):
         return np.where(self.island_of_cell > 0, resampled, ACCEPTED).astype(np.uint8)
 
     def counts(self) -> dict[str, int]:
-        """Counts for the report. ``accepted`` counts the draft tokens that passed the verification. ``rejected`` counts
-        the draft tokens that failed it. ``expanded`` counts the accepted tokens that are resampled because they are in
-        R_X.
+        """Counts for the report. ``accepted`` counts the draft tokens that the verification accepted, and ``rejected``
+        counts the draft tokens that it rejected. ``expanded`` counts the accepted tokens that are resampled because
+        they are in R_X.
         """
         expanded = (self.island_of_cell > 0) & ~self.rejected
         return {
@@ -108,10 +108,10 @@ def find_islands(region: np.ndarray) -> np.ndarray:
     cells = height * width
     inside = torch.from_numpy(np.ascontiguousarray(region))  # torch does not read arrays with negative strides
 
-    # 1. The weights of the cells decrease in raster order, and the weight outside the region is 0. Every cell
-    #    repeatedly takes the greatest weight among itself and its neighbours in the region. After i rounds, a cell has
-    #    the greatest weight of its island within i steps from cell to cell. When a round changes nothing, each cell has
-    #    the greatest weight of its whole island, which is the weight of the island's first cell.
+    # 1. The weights of the cells decrease in raster order, and the weight outside the region is 0. In every round, each
+    #    cell takes the greatest weight among itself and its neighbours in the region. After i rounds, each cell has the
+    #    greatest weight of the cells that are at most i steps away in its island; a step leads to a neighbour. When a
+    #    round changes nothing, each cell has the greatest weight of its whole island: that of the island's first cell.
     weight = torch.arange(cells, 0, -1, dtype=torch.float32).view(height, width) * inside
     greatest = weight
     while True:

@@ -46,14 +46,15 @@ class MuLoSDSettings(TokenSettings):
         "Tokens within this distance of a rejected token are resampled too; a larger distance is slower and hides "
         "seams better. Usual: 1; at 0, only the rejected tokens are resampled.",
         low=0, high=16, step=1, symbol="l", unit="tokens",
-        more="In the paper, images are worse with *expansion* 0; on the demo, they are better.")
+        more="With *expansion* 0, images are worse in the paper, but better on the demo.")
     acceptance_target: float = knob(0.0,
         "Share of the draft tokens to accept; above 0, the sampler ignores tau. Higher is faster, and the image is "
         "less like the large model's image. Usual: 0.9 to 0.98; at 0, tau decides which draft tokens are accepted.",
         low=0.0, high=1.0, step=0.01, advanced=True,
-        more="The tokens around a rejected token (see *expansion*) are resampled too. For example, if *expansion* is "
-            "1 and the rejected tokens are spread at random over a 32 x 32 grid, the sampler resamples 95 % of all "
-            "tokens at *acceptance_target* 0.7, and 36 % at 0.95.")
+        more="The sampler resamples more tokens than it rejects, because it also resamples the tokens around a "
+            "rejected token (see *expansion*). For example, if *expansion* is 1 and the rejected tokens are spread at "
+            "random over a 32 x 32 grid, the sampler resamples 95 % of all tokens at *acceptance_target* 0.7, and 36 % "
+            "at 0.95.")
     neighbours: int | None = knob(None,
         "The probabilities of this many similar codes (a code is a value of a token) are added to the probability of "
         "the draft token's code; with more neighbours, more draft tokens are accepted. Usual: 1000 for a model with "
@@ -65,8 +66,8 @@ class MuLoSDSettings(TokenSettings):
         "draft model continues from the result; fewer rows are slower. Usual: 4 to 8 (our choice, because the paper "
         "gives no number); at 0, the whole small image is drafted first.",
         low=0, high=256, step=1, advanced=True,
-        more="With fewer rows, the sampler also accepts fewer draft tokens, because the last of these rows is always "
-            "enlarged before the row below it exists.")
+        more="With fewer rows, the sampler also accepts fewer draft tokens, because the last row of each draft is "
+            "always enlarged before the small model has drafted the row below.")
     draft_window: int = knob(8,
         "Number of tokens of a row that the draft model decides before it starts the next row; a smaller number is "
         "faster, and the image is less coherent. Usual: 8; at 0, the draft model decides one token after another.",
@@ -74,8 +75,8 @@ class MuLoSDSettings(TokenSettings):
         more="The setting works like *window* of ZipAR Sampler.")
     resample_window: int = knob(8,
         "In a resampled area, the large model decides this many tokens of a row before it starts the next row; a "
-        "smaller number is faster, except 0. Usual: 4 to 16; 0 is slowest, because the tokens of an area are then "
-        "resampled one after another.",
+        "smaller number is faster, but 0 is slowest. Usual: 4 to 16; at 0, the tokens of an area are resampled one "
+        "after another.",
         low=0, high=256, step=1, advanced=True)
     resample_order: str = knob(AT_ONCE,
         "With islands at once, separate areas are resampled at the same time, as in the paper. With one by one, the "
@@ -92,8 +93,8 @@ class MuLoSDSettings(TokenSettings):
         "guesses are made.",
         low=0, high=4096, step=1, advanced=True,
         more="In half precision, guessing gives a different draft, but does not change the distribution from which "
-            "drafts are sampled. On the demo with *tau* 0, *draft_parallel* 8 reduces the number of passes from 65 "
-            "to about 28, if the passes of both models are added.")
+            "drafts are sampled. On the demo with *tau* 0, *draft_parallel* 8 reduces the passes of both models "
+            "together from 65 to about 28.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def exact(self, side: int) -> bool:

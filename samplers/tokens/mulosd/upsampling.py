@@ -2,14 +2,14 @@
 whose side is r times as long. D_r does the opposite.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149), section
-"Multi-Scale Drafting". There are two kinds:
+"Multi-Scale Drafting". There are two kinds of U_r and D_r:
 
 - in pixels: the tokenizer decodes the codes, U_r or D_r resizes the decoded image, and the tokenizer encodes the
   resized image. This kind needs no training and is the paper's default. U_r resizes by bicubic interpolation or with an
   upscale model. D_r averages areas of pixels.
 - in latents: two trained networks turn codes into codes, without a decoder (``networks/latent_samplers.py``).
 
-Both kinds get only the first grid rows of an image, because MuLo-SD drafts some rows at a time.
+Both kinds get only the first grid rows of an image, because the later rows are not generated yet.
 
 Shapes: B images of w x w codes; h, at most w, is the number of grid rows that U_r or D_r gets.
 """
@@ -30,9 +30,9 @@ from ....networks.latent_samplers import LatentSamplersModel
 
 # A function that enlarges images [B, 3, H, W] in 0..1, to any size; the up-sampler then resizes them to the exact size.
 Enlarge = Callable[[Tensor], Tensor]
-# How many pixels the up-sampler computes at once, in images of the larger size; more if one image alone has more.
+# Images are computed together up to this number of pixels of the larger size. An image with more is computed alone.
 _PIXELS_AT_ONCE = 1 << 21
-# How many cells a trained network computes at once, in grids of the larger size; more if one image alone has more.
+# Images are computed together up to this number of cells of the larger grid. An image with more is computed alone.
 _CELLS_AT_ONCE = 1 << 16
 # The name in reports if U_r works in pixels without an upscale model.
 BICUBIC = "bicubic"
@@ -121,8 +121,8 @@ class PixelUpSampling(UpSampling):
     def _decode_resize_encode(self, codes: Tensor, side: int, resize: Callable[[Tensor], Tensor]) -> Tensor:
         """Decode codes to images [B, 3, H, W] in -1..1, call ``resize`` with the images, and encode the resized images.
 
-        ``side``: side of an image, in pixels, before or after resizing, whichever is larger. It determines how many
-        images are computed at a time. The host waits for the device once, at the end.
+        ``side``: side of an image in pixels, before or after resizing, whichever is larger. This side determines how
+        many images are computed at a time. The host waits for the device once, at the end.
 
         Raises:
             UserError: decoded or resized pixels that are not finite.
