@@ -19,7 +19,16 @@ several passes, it has 10 slots: 8 for the places, one for the stand-in at place
     replaced in pass     N  N  N  N  N  N  N  N  6  N        (N: NEVER)
 
 A fed row of pass k attends to a slot if the slot holds a place up to the row's ``last_visible``, a pass up to k writes
-the slot, and no pass up to k replaces the slot. See :meth:`.DeviceTable.mask`.
+the slot, and no pass up to k replaces the slot. See :meth:`.DeviceTable.mask`. In the same example, the rows of a pass
+attend only to slots below an ``end``, and a pass that is fed alone may need a mask to exclude some of these slots::
+
+    pass                                 0  1  2  3  4  5  6
+    end, each stand-in in its own slot   0  1  2  3  9  9  8
+    end, one pass in each call           0  1  2  3  6  7  8
+    needs a mask, one pass in each call  -  -  -  -  x  x  x
+
+Fed alone, pass 4 writes the slots 3 and 5 and so ends at slot 6. It needs a mask for two reasons: slot 4 is not written
+yet, and its row at place 3 does not attend to slot 5. Pass 1 attends to all slots below its end, so it needs none.
 """
 
 from __future__ import annotations
@@ -27,11 +36,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
-from .schedule import FedRow, Pass, Schedule
+from .schedule import Pass, Schedule
 
 # In the place of a pass: before all passes, and after all passes.
 ALWAYS = -1
@@ -80,86 +88,80 @@ def window_slots(schedule: Schedule) -> CacheSlots:
     return _slots(schedule, own_slots_for_stand_ins=True)
 
 
+@dataclass
+class _Slot:
+    """The facts about one slot; the fields are columns of :class:`CacheSlots`."""
+
+    place: int
+    written: int = NEVER
+    replaced: int = NEVER
+
+
 def _slots(schedule: Schedule, own_slots_for_stand_ins: bool) -> CacheSlots:
     """The slots of a schedule. If ``own_slots_for_stand_ins`` is False, the true token overwrites a stand-in."""
     passes = schedule.passes
-    fed = [(k, row) for k, p in enumerate(passes) for row in p.fed_rows]
-    places = 1 + max((max(row.place, row.last_visible) for _, row in fed), default=-1)  # number of places
+    all_rows = [row for p in passes for row in p.fed_rows]
+    places = 1 + max((max(row.place, row.last_visible) for row in all_rows), default=-1)  # number of places
 
-    # 1. The slots after those of the places: one for each stand-in that has its own slot, and one for padding.
-    stand_ins = _stand_ins(fed) if own_slots_for_stand_ins else []
-    padding = places + len(stand_ins)
+    # 1. A slot for each place. The known cells are in the cache from the start.
+    slots = [_Slot(place, written=ALWAYS if place < schedule.known else NEVER) for place in range(places)]
 
-    # 2. The slot that each fed row writes. The stand-ins are in the order of the fed rows.
-    stand_in_slots = iter(range(places, padding))
-    has_own_slot = [own_slots_for_stand_ins and row.is_stand_in for _, row in fed]
-    of_row = [next(stand_in_slots) if own else row.place for (_, row), own in zip(fed, has_own_slot, strict=True)]
+    # 2. Go through the fed rows in the order of the passes. Stand-ins add their slots after the slots of the places.
+    of_row = []
+    stand_in_at: dict[int, _Slot] = {}  # for each place that a stand-in's own slot holds now, this slot
+    for k, p in enumerate(passes):
+        for row in p.fed_rows:
+            # Any token that is fed at the place of a stand-in replaces it.
+            if row.place in stand_in_at:
+                stand_in_at.pop(row.place).replaced = k
 
-    # 3. The first pass that writes the slot of each place. The known cells are in the cache from the start.
-    written_place = [ALWAYS if place < schedule.known else NEVER for place in range(places)]
-    for (k, row), own in zip(fed, has_own_slot, strict=True):
-        if not own:
-            written_place[row.place] = min(written_place[row.place], k)
+            if own_slots_for_stand_ins and row.is_stand_in:
+                of_row.append(len(slots))
+                stand_in_at[row.place] = _Slot(row.place, written=k)
+                slots.append(stand_in_at[row.place])
+            else:
+                of_row.append(row.place)
+                slots[row.place].written = min(slots[row.place].written, k)  # the first pass that writes the slot
 
-    # 4. The facts about all slots: first the places, then the stand-ins, then padding.
-    written = np.array([*written_place, *(s.written for s in stand_ins), NEVER])
-    replaced = np.array([NEVER] * places + [s.replaced for s in stand_ins] + [NEVER])
-    end = _ends(passes, written, replaced, places)
+    # 3. The last slot is for padding.
+    of_row.append(len(slots))
+    slots.append(_Slot(place=0))
+
+    written = np.array([slot.written for slot in slots])
+    replaced = np.array([slot.replaced for slot in slots])
+    end, needs_mask = _ends_and_masks(passes, written, replaced, places)
     return CacheSlots(
-        count=padding + 1,
-        of_row=np.array([*of_row, padding]),
+        count=len(slots),
+        of_row=np.array(of_row),
         end=end,
-        needs_mask=_needs_mask(passes, end, written),
-        place=np.array([*range(places), *(s.place for s in stand_ins), 0]),
+        needs_mask=needs_mask,
+        place=np.array([slot.place for slot in slots]),
         written=written,
         replaced=replaced,
     )
 
 
-class _StandIn(NamedTuple):
-    """A stand-in that has its own slot."""
+def _ends_and_masks(
+    passes: Sequence[Pass], written: np.ndarray, replaced: np.ndarray, places: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each pass, the end of the slots to which its rows attend, int64 [P], and whether the pass needs an attention
+    mask, bool [P].
 
-    place: int
-    written: int  # the pass that feeds the stand-in
-    replaced: int  # the next pass that feeds a token at this place; NEVER if there is none
-
-
-def _stand_ins(fed: Sequence[tuple[int, FedRow]]) -> list[_StandIn]:
-    """The stand-ins of a schedule, in the order of its fed rows. ``fed``: for each fed row, its pass and the row."""
-    stand_ins = []
-    next_pass: dict[int, int] = {}  # for each place, the next pass that feeds a token there
-    for k, row in reversed(fed):
-        if row.is_stand_in:
-            stand_ins.append(_StandIn(row.place, written=k, replaced=next_pass.get(row.place, NEVER)))
-        next_pass[row.place] = k
-    return stand_ins[::-1]
-
-
-def _ends(passes: Sequence[Pass], written: np.ndarray, replaced: np.ndarray, places: int) -> np.ndarray:
-    """For each pass, the end of the slots to which its rows attend, int64 [P]. The rows attend to places up to their
-    ``last_visible``, and to the stand-ins that are written and not replaced yet. The slots of stand-ins come after the
-    slots of the ``places``.
-
-    ``written``, ``replaced``: see :class:`CacheSlots`.
+    ``written``, ``replaced``: see :class:`CacheSlots`. The slots of stand-ins come after the slots of the ``places``.
     """
     ends = []
+    needs_mask = []
     for k, p in enumerate(passes):
-        last_place = max((row.last_visible for row in p.fed_rows), default=-1)
-        present = places + np.flatnonzero((written[places:] <= k) & (k < replaced[places:]))
-        ends.append(1 + max(last_place, int(present.max(initial=-1))))
-    return np.array(ends)
+        last_visible = [row.last_visible for row in p.fed_rows] or [-1]
 
+        # 1. The rows attend to places up to their last_visible, and to stand-ins that are in the cache in this pass.
+        is_present = (written[places:] <= k) & (k < replaced[places:])
+        present_stand_ins = places + is_present.nonzero()[0]  # their slots
+        end = 1 + max(last_visible + present_stand_ins.tolist())
+        ends.append(end)
 
-def _needs_mask(passes: Sequence[Pass], end: np.ndarray, written: np.ndarray) -> np.ndarray:
-    """For each pass, whether it needs an attention mask, bool [P]. A pass needs none if all slots below its end are
-    written, and if all its rows attend to the last of these slots.
-
-    ``end``, ``written``: see :class:`CacheSlots`.
-    """
-    # From pass completed_by[e] on, all slots below slot e are written.
-    completed_by = np.append(ALWAYS, np.maximum.accumulate(written))
-    some_slot_is_unwritten = completed_by[end] > np.arange(len(passes))
-
-    least_visible = np.array([min((row.last_visible for row in p.fed_rows), default=-1) for p in passes])
-    some_row_sees_less = least_visible < end - 1
-    return some_slot_is_unwritten | some_row_sees_less
+        # 2. A mask is needed if a slot below the end is not written yet, or if a row does not attend to the last slot.
+        some_slot_is_unwritten = bool((written[:end] > k).any())
+        some_row_sees_less = min(last_visible) < end - 1
+        needs_mask.append(some_slot_is_unwritten or some_row_sees_less)
+    return np.array(ends), np.array(needs_mask)
