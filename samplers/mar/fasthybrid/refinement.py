@@ -1,16 +1,23 @@
 """FastHybrid's few-step diffusion of accepted drafts; ``__init__.py`` explains the method and its symbols.
 
-A refinement runs the last S of T_g diffusion steps. Each subclass of :class:`Refinement` chooses S, and the states
-before the first of these S steps. Shapes: N tokens with an accepted draft, c channels of a token.
+The T_g diffusion steps are numbered from 0, in the order in which they run. A refinement runs only the steps from
+``first_step`` on: S = T_g - first_step steps. It computes their *start*, which is the state before ``first_step``, from
+the draft x' and noise. The setting ``accepted`` determines both::
+
+    accepted    first_step                                 start
+    refine      0, if no step has gamma 1                  noise
+                k + 1, if step k is the last with gamma 1  x' + sigma noise
+    renoise     T_g - floor(T_g denoise)                   sqrt(abar_t) x' + sqrt(1 - abar_t) noise
+    keep        T_g: no step runs                          x'
+
+Shapes: B images of L tokens; N tokens with an accepted draft, c channels of a token.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,136 +30,104 @@ from ..canvas import MARCanvas
 from ..tokens import TokenIndex
 
 
-class Refinement(ABC):
-    """The diffusion of accepted drafts. If S is 0, the result is :meth:`start`.
+@dataclass(eq=False)
+class Refinement:
+    """The diffusion of accepted drafts in S steps. If S is 0, the result is the start."""
 
-    Args:
-        canvas: the images.
-        table: all T_g steps.
-        noise: the noise for :meth:`start`, and the noise of all T_g steps.
-        left_out: how many of the first steps are left out, T_g - S.
-    """
-
-    # gamma of each of the S steps, fp32 [S]; None if the steps do not mix their means with the draft.
-    gamma: Tensor | None = None
-
-    def __init__(self, canvas: MARCanvas, table: StepTable, noise: StreamNoise, left_out: int):
-        self.canvas = canvas
-        self.table = table.some_steps(left_out, len(table))
-        self.noise = noise._replace(steps=noise.steps[left_out:])
-
-    @abstractmethod
-    def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
-        """The states of N tokens before the first of the S steps, computed from the tokens' drafts x' and from noise.
-        The result and both arguments are fp32 [N, c].
-        """
+    canvas: MARCanvas
+    table: StepTable  # the S steps that run
+    noise: StreamNoise  # the noise for ``start`` and for the S steps
+    # Computes the states of N tokens before the S steps from their drafts x' and from their noise ``noise.start``. The
+    # result and both arguments are fp32 [N, c].
+    start: Callable[[Tensor, Tensor], Tensor]
+    gamma: Tensor | None = None  # gamma of each of the S steps, fp32 [S]; None if no step mixes its mean with the draft
 
     def batch(self, tokens: TokenIndex, z: Tensor, drafts: Tensor) -> DiffusionBatch:
         """A batch of N tokens with accepted drafts, for S diffusion steps.
 
         ``tokens``, ``z``: see :meth:`.MARCanvas.batch`; ``drafts``: the drafts x' of the tokens, fp32 [N, c].
         """
-        batch = self.canvas.batch(self.table, tokens, z, self.noise)
+        from_noise = self.canvas.batch(self.table, tokens, z, self.noise)  # its states x are ``noise.start``
         adjustment = None if self.gamma is None else MeanAdjustment(drafts, self.gamma)
-        return replace(batch, x=self.start(drafts, noise=batch.x), mean_adjustment=adjustment)
+        return replace(from_noise, x=self.start(drafts, from_noise.x), mean_adjustment=adjustment)
 
 
-class Guided(Refinement):
-    """Steps that mix their means with the draft. They start from noise or, if the first steps are left out, from the
-    draft with added noise.
-    """
+def guided(canvas: MARCanvas) -> Refinement:
+    """Steps that mix their means with the draft.
 
-    def __init__(self, canvas: MARCanvas):
-        settings = canvas.settings
-        table, noise = all_guided_steps(canvas)
-        weights = guidance_weights(settings.guidance_schedule, len(table))
-        beginning = beginning_of_guided(table, noise, weights, settings.temperature)
-
-        super().__init__(canvas, table, noise._replace(start=beginning.noise), beginning.left_out)
-        self.sigma = beginning.sigma
-        self.gamma = to_device(torch.tensor(weights[beginning.left_out :]), canvas.device)
-
-    def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
-        return noise if self.sigma is None else drafts + self.sigma * noise
-
-
-class GuidedBeginning(NamedTuple):
-    """Where the guided steps begin, see :func:`beginning_of_guided`."""
-
-    left_out: int  # how many of the first steps are left out
-    noise: Tensor  # the noise in the states before the other steps, fp32 [B, L, c]
-    sigma: Tensor | None  # std of this noise around the draft; None if the states are this noise alone
-
-
-def beginning_of_guided(
-    table: StepTable, noise: StreamNoise, weights: Sequence[float], temperature: float
-) -> GuidedBeginning:
-    """Where the guided steps begin. ``weights``: gamma of each step.
-
-    A step with gamma 1 gives x' + sigma noise whatever the head predicts. So the last step with gamma 1 and all steps
-    before it are left out. The other steps begin with x' + sigma noise, with the noise and the sigma of the last step
-    that is left out. If no step has gamma 1, all steps run, and they begin with the noise for the first step.
-
-    In most schedules, only the first of all steps has gamma 1. In the schedule linear-up, only the last of all steps
-    has gamma 1. Then no step is run, and the result is the draft, because the last step adds no noise. If T_g is 1, the
+    A step with gamma 1 gives x' + sigma noise, whatever the head predicts. So this step and all steps before it need
+    not run. In most schedules, only step 0 has gamma 1. In the schedule linear-up, only the last step has gamma 1, so
+    no step runs. The result is then the draft, because the last step adds no noise: its sigma is 0. If T_g is 1, the
     only step has gamma 1 in all schedules except none, so the result is the draft too.
     """
-    steps_with_full_weight = [k for k, weight in enumerate(weights) if weight == 1]
-    if not steps_with_full_weight:
-        return GuidedBeginning(left_out=0, noise=noise.start, sigma=None)
+    settings = canvas.settings
+    table, stream = all_guided_steps(canvas)
+    weights = guidance_weights(settings.guidance_schedule, len(table))
+    gamma = to_device(torch.tensor(weights), canvas.device)
+
+    # 1. No step has gamma 1: all steps run, and they start from noise.
+    if 1 not in weights:
+        return Refinement(canvas, table, stream, start=lambda drafts, noise: noise, gamma=gamma)
+
+    # 2. Only the steps after the last step with gamma 1 run. They start from the result of that step.
+    last_with_gamma_1 = max(k for k, weight in enumerate(weights) if weight == 1)
+    first_step = last_with_gamma_1 + 1
 
     # When a step is run, the head chooses sigma from a range. Here sigma is the middle of this range, times the
     # temperature.
-    last = steps_with_full_weight[-1]
-    sigma = table.columns().log_std_middle[last].exp() * temperature
-    return GuidedBeginning(left_out=last + 1, noise=noise.steps[last], sigma=sigma)
+    sigma = table.columns().log_std_middle[last_with_gamma_1].exp() * settings.temperature
+    return Refinement(
+        canvas,
+        table.some_steps(first_step, len(table)),
+        StreamNoise(start=stream.steps[last_with_gamma_1], steps=stream.steps[first_step:]),
+        start=lambda drafts, noise: drafts + sigma * noise,
+        gamma=gamma[first_step:],
+    )
 
 
-class Renoised(Refinement):
-    """The last S of T_g steps, without the mixing of :class:`Guided`. They start from the draft x' with added noise:
-    x = sqrt(abar_t) x' + sqrt(1 - abar_t) noise. A diffusion that starts from pure noise has as much noise before these
-    steps. t is the timestep of the first of the S steps, and abar_t is the product of all 1 - beta up to t.
+def renoised(canvas: MARCanvas) -> Refinement:
+    """The last S of T_g ordinary steps. They start from the draft x' with added noise: x = sqrt(abar_t) x' +
+    sqrt(1 - abar_t) noise. A diffusion that starts from pure noise has as much noise before these steps. t is the
+    timestep of the first of the S steps, and abar_t is the product of all 1 - beta up to t.
 
     ``diffusion_steps.py`` has the equation data = data_x x + data_per_prediction prediction. Here the data is the draft
     x', and the prediction is the noise; data_x is 1 / sqrt(abar_t), and data_per_prediction is -sqrt(1 / abar_t - 1).
-    :meth:`start` solves this equation for the state x.
+    ``start`` solves this equation for the state x.
     """
+    table, stream = all_guided_steps(canvas)
+    # S is T_g times denoise, rounded down, as is usual in image-to-image pipelines. For example, 15 steps times
+    # denoise = 0.9 is 13.5, so S is 13.
+    first_step = len(table) - int(round(len(table) * canvas.settings.denoise, 6))
+    if first_step == len(table):
+        return unchanged(canvas)
 
-    def __init__(self, canvas: MARCanvas):
-        table, noise = all_guided_steps(canvas)
-        steps = len(table)
-        # S is T_g times denoise, rounded down, as is usual in image-to-image pipelines. For example, 15 steps times
-        # denoise = 0.9 is 13.5, so S is 13.
-        left_out = steps - int(round(steps * canvas.settings.denoise, 6))
-        super().__init__(canvas, table, noise, left_out)
-
-        # If S is 0, there is no noise: abar_t is 1.
-        self.data_x: Tensor | float = 1.0
-        self.data_per_prediction: Tensor | float = 0.0
-        if left_out < steps:
-            self.data_x = table.columns().data_x[left_out]
-            self.data_per_prediction = table.columns().data_per_prediction[left_out]
-
-    def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
-        return (drafts - self.data_per_prediction * noise) / self.data_x
+    data_x = table.columns().data_x[first_step]
+    data_per_prediction = table.columns().data_per_prediction[first_step]
+    return Refinement(
+        canvas,
+        table.some_steps(first_step, len(table)),
+        stream._replace(steps=stream.steps[first_step:]),
+        start=lambda drafts, noise: (drafts - data_per_prediction * noise) / data_x,
+    )
 
 
-class Unchanged(Refinement):
-    """No step is run (S is 0): an accepted draft does not change."""
-
-    def __init__(self, canvas: MARCanvas):
-        table, noise = all_guided_steps(canvas)
-        super().__init__(canvas, table, noise, left_out=len(table))
-
-    def start(self, drafts: Tensor, noise: Tensor) -> Tensor:
-        return drafts
+def unchanged(canvas: MARCanvas) -> Refinement:
+    """No step: an accepted draft does not change."""
+    table, stream = all_guided_steps(canvas)
+    first_step = len(table)
+    return Refinement(
+        canvas,
+        table.some_steps(first_step, len(table)),
+        stream._replace(steps=stream.steps[first_step:]),
+        start=lambda drafts, noise: drafts,
+    )
 
 
 # The refinement for each value of the setting ``accepted``.
-REFINEMENTS: dict[str, type[Guided | Renoised | Unchanged]] = {
-    "refine": Guided,
-    "renoise": Renoised,
-    "keep": Unchanged,
+REFINEMENTS: dict[str, Callable[[MARCanvas], Refinement]] = {
+    "refine": guided,
+    "renoise": renoised,
+    "keep": unchanged,
 }
 
 

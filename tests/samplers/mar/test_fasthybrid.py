@@ -14,7 +14,7 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.diffusion import annealed_tables
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
-from fastar_nodes.samplers.mar.fasthybrid.refinement import Guided, guidance_weights
+from fastar_nodes.samplers.mar.fasthybrid.refinement import guidance_weights, guided
 from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
@@ -239,7 +239,7 @@ def test_guided_steps_start_where_the_full_ones_do(model, end, own, first):
     no_skip = {"guided_steps": 6, "guidance_schedule": "none"}
     settings = FastHybridSettings(steps=5, diffusion_steps=40, diffusion_steps_end=end, t_max=own, **no_skip)
     canvas = mar_canvas("fasthybrid", official, from_ids((1,)), settings, PairedNoise(5, (0,)), None)
-    found = Guided(canvas).table.times[0], annealed_tables(canvas)[0].times[0]
+    found = guided(canvas).table.times[0], annealed_tables(canvas)[0].times[0]
     embedded = model.net.head.time_embed(torch.tensor([first]))[0]
     assert all(torch.allclose(time, embedded, atol=1e-6) for time in found)
 
