@@ -13,27 +13,42 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Stands for "no wave" in a maximum: it is below the index of every wave.
-_BEFORE_ALL = np.iinfo(np.int32).min // 2
 
+def waves_by_definition(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
+    """The index of the wave that resamples each cell, int32 [B, h, w], from 0; -1 outside the islands.
 
-def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
-    """The index of the wave that resamples each cell, int32 [B, h, w], from 0; -1 outside the islands. All islands
-    begin in wave 0.
+    A cell is in the first wave after the waves of all cells for which it waits, or in wave 0 if it waits for none. It
+    waits for two kinds of cells in its island. The first kind is to its left, in the same grid row. The second kind is
+    in the grid rows above, in columns up to the cell's own column + ``reach`` - 1. For example, if one island (x) has
+    these cells, and ``reach`` is 2::
 
-    A cell waits for two kinds of cells in its island. The first kind is to its left, in the same grid row. The second
-    kind is in the grid rows above, in columns up to the cell's own column + ``reach`` - 1. This loop over the cells in
-    raster order defines the waves. If a cell waits for no other cell, max is -1::
+        island     wave
+        x x x .    0  1  2 -1
+        x . x x    2 -1  3  4
 
-        for cell in island:
-            wave[cell] = 1 + max(wave[other] for other in island if cell waits for other)
-
-    For 4 images of 32 x 32 cells, this loop takes 0.2 to 0.5 s in Python, in which the device waits. The function
-    therefore computes the waves of a grid row for all islands of all images at once, with NumPy, in about 0.01 s.
+    The first cell of the second row waits for the cells above it in the columns 0 and 1, whose waves are 0 and 1. This
+    function is the definition in a plain loop. The samplers call the faster :func:`waves_of_islands`.
 
     Args:
         island_of_cell: number of each cell's island, int32 [B, h, w], from :func:`.islands.find_islands`.
         reach: at least 1. If it is w or more, the order is raster order. If it is lower, it is ZipAR's window.
+    """
+    wave_of_cell = np.full(island_of_cell.shape, -1, np.int32)
+    for image, y, x in np.argwhere(island_of_cell):  # in raster order
+        waits_for = np.zeros(island_of_cell.shape[1:], bool)
+        waits_for[y, :x] = True
+        waits_for[:y, : x + reach] = True
+        waits_for &= island_of_cell[image] == island_of_cell[image, y, x]
+
+        wave_of_cell[image, y, x] = 1 + wave_of_cell[image, waits_for].max(initial=-1)
+    return wave_of_cell
+
+
+def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
+    """The fast form of :func:`waves_by_definition`, with the same arguments and result.
+
+    The device waits for this function, so it computes the waves of a whole grid row at once, for all islands of all
+    images. For 4 images of 32 x 32 cells, it takes less than 0.01 s, and the plain loop takes up to 0.05 s.
     """
     image, grid_row, column = np.nonzero(island_of_cell)
     wave_of_cell = np.full(island_of_cell.shape, -1, np.int32)
@@ -63,7 +78,7 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
         wave_of_cell[image[in_row], y, column_in_row] = row_waves[index_in_present, column_in_row]
 
         # 3. Add this row to the rows above the next row.
-        latest = np.maximum.accumulate(np.where(belongs, row_waves, _BEFORE_ALL), axis=1)
+        latest = np.maximum.accumulate(np.where(belongs, row_waves, -1), axis=1)
         latest_so_far[present] = np.maximum(latest_so_far[present], latest)
     return wave_of_cell
 
@@ -72,37 +87,38 @@ def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) ->
     """The waves of the cells of one grid row in K islands, int32 [K, width]. If a cell is not in an island, the entry
     of this cell and island is arbitrary.
 
-    The *earliest* wave of a cell is the first wave that the rows above allow: 1 + the latest wave of the cells in the
-    rows above for which the cell waits. Each cell also waits for the cells of its island to its left. The cells of an
-    island in the row are numbered from 0, left to right. Cell m is in wave earliest[m] or later, and each cell after it
-    is at least one wave later. So cell i has the wave::
+    The cells of an island in the row are numbered from 0, left to right. If no cell waited for the rows above, the
+    waves would be these numbers. But a cell also has an *earliest* wave: 1 + the latest wave of the cells in the rows
+    above for which it waits. The cell's *delay* is how much its earliest wave is above its number. A delay also delays
+    all cells to the right, because each of them waits for the cell before it. So the wave of a cell is its number + the
+    largest delay so far.
 
-        wave[i] = max over m up to i of earliest[m] + (i - m)
+    In this example, an island (x) has no cell in the second column. Its cell 1 has to wait until wave 5, 4 waves later
+    than its number, so cell 2 is also 4 waves later than its number, in wave 6::
 
-    This means that wave[i] - i is the running maximum of earliest[i] - i, which NumPy computes without a loop over the
-    cells. In this example, an island (x) has no cell in the second column::
-
-        belongs            x  .  x  x
-        earliest           2     5  5
-        i                  0     1  2
-        earliest - i       2     4  3
-        running maximum    2     4  4
-        + i                2     5  6
+        belongs          x  .  x  x
+        number           0     1  2
+        earliest         2     5  5
+        delay            2     4  3
+        largest so far   2     4  4
+        wave             2     5  6
 
     Args:
         belongs: bool [K, width], whether each cell of the row belongs to each island.
         latest_so_far: int32 [K, width]; column c holds the latest wave of each island in the rows above, in columns up
             to c.
-        reach: see :func:`waves_of_islands`.
+        reach: see :func:`waves_by_definition`.
     """
     width = belongs.shape[1]
-    number = np.cumsum(belongs, axis=1, dtype=np.int32) - 1  # i of each cell
+    number = np.cumsum(belongs, axis=1, dtype=np.int32) - 1
 
     last_column_above = np.minimum(np.arange(width) + reach - 1, width - 1)  # a cell waits for cells above up to here
     earliest = 1 + latest_so_far[:, last_column_above]
 
-    running_maximum = np.maximum.accumulate(np.where(belongs, earliest - number, _BEFORE_ALL), axis=1)
-    return running_maximum + number
+    # An earliest wave is at least 0, and a number is less than the width, so all delays are above -width.
+    delay = np.where(belongs, earliest - number, -width)
+    largest_delay_so_far = np.maximum.accumulate(delay, axis=1)
+    return number + largest_delay_so_far
 
 
 class Wave(NamedTuple):
@@ -180,8 +196,10 @@ def predicting_index(cells: np.ndarray, is_fed: np.ndarray) -> np.ndarray:
         is_fed: the fed cells, bool [B, n], from :func:`fed_cells`.
     """
     index_among_fed = is_fed.cumsum(axis=1) - 1  # valid at the fed cells
-    index = np.take_along_axis(index_among_fed, cells - 1, axis=1)
-    return np.where(cells < is_fed.shape[1], index, 0)
+
+    is_padding = cells == is_fed.shape[1]
+    cell_before = np.where(is_padding, 0, cells - 1)
+    return np.where(is_padding, 0, np.take_along_axis(index_among_fed, cell_before, axis=1))
 
 
 def left_aligned(chosen: np.ndarray) -> np.ndarray:
