@@ -48,9 +48,10 @@ class NewestConditions:
         #           3 4 5 6 7 8 9       3 4 5 6 7 8 9
         #                 6 7 8 9       3 4 5 6 7 8 9
         steps = pace.step_of_image[images]
-        first = pace.firsts[steps]
-        most = int((pace.ends[steps] - first).max())
-        columns = first.clamp(max=len(pace.present[0]) - most) + torch.arange(most)
+        first_column = pace.first_column[steps]  # [I, 1]
+        width = int((pace.ahead_end[steps] - first_column).max())
+        last_begin = len(pace.column) - width  # the last column at which a pass can begin; 3 in the example
+        columns = first_column.clamp(max=last_begin) + torch.arange(width)  # [I, width]
 
         # Run the transformer for the positions in these columns.
         image_and_column = torch.stack([images[:, None].expand_as(columns), columns])
@@ -77,9 +78,10 @@ class TokenDrafts:
         self.threshold = threshold
         self.report = canvas.report
 
-        # On the device: the newest value of each token, fp32 [B, L, c]: its draft x', later the token that the sampler
-        # decides, which is a refined draft or a full sample. And z', from which the draft was sampled, fp32 [B, L, C].
+        # On the device: the newest value that was sampled for each token, fp32 [B, L, c]. Before a token is decided, it
+        # is the draft x'. Then it is the result: the refined draft, or a sample of a full diffusion.
         self.newest = torch.zeros_like(canvas.values)
+        # On the device: z', from which the draft was sampled, fp32 [B, L, C].
         self.conditions = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
 
         # On the host: whether a token has a draft, bool [B, L]; whether this draft is accepted, bool [B, L]; and the

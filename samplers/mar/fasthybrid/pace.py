@@ -10,6 +10,14 @@ steps decide 1, 2, 3 and 4 tokens, and a lookahead samples the tokens of two AR 
     present    .   x x   . . .   . . . .
     ahead      .   x x   x x x   . . . .
 
+Three tables of :class:`Pace` say where the masks begin and end. Both masks begin at the column ``first_column``. They
+end before the columns ``present_end`` and ``ahead_end``. The masks of a finished image are empty::
+
+    AR step         0  1  2  3  finished
+    first_column    0  1  3  6  10
+    present_end     1  3  6  10 10
+    ahead_end       3  6  10 10 10
+
 All tensors of this file are on the host, except the result of :meth:`Pace.tokens_at`.
 """
 
@@ -39,11 +47,12 @@ class Pace:
         reach = canvas.settings.reach
         self.order = order
 
-        # For every AR step: the column of its first token, and the column after the last token that a lookahead from
-        # this AR step samples.
+        # For every AR step, and then for finished images: the tables at the top of this file, int64 [steps + 1] each.
         firsts = [*order.count_before, canvas.cells]
-        self.firsts = torch.tensor(firsts)
-        self.ends = torch.tensor([firsts[min(step + reach(step), steps)] for step in range(steps + 1)])
+        self.first_column = torch.tensor(firsts)
+        self.present_end = torch.tensor([*firsts[1:], canvas.cells])
+        self.ahead_end = torch.tensor([firsts[min(step + reach(step), steps)] for step in range(steps + 1)])
+        self.column = torch.arange(canvas.cells)  # int64 [L]
 
         # The present AR step of every image, int64 [B, 1]; order.steps once the image is finished.
         self.step_of_image = torch.full((canvas.images, 1), -1)
@@ -56,15 +65,14 @@ class Pace:
 
     def advance(self, advancing: Tensor) -> None:
         """Move the images in the mask ``advancing`` on to their next AR step."""
-        steps = self.order.steps
         self.step_of_image = self.step_of_image + advancing
-        self.unfinished = self.step_of_image < steps
+        self.unfinished = self.step_of_image < self.order.steps
         self.moved = advancing & self.unfinished
 
-        column = torch.arange(int(self.firsts[-1]))
-        begun = column >= self.firsts[self.step_of_image]
-        self.present = begun & (column < self.firsts[(self.step_of_image + 1).clamp(max=steps)])
-        self.ahead = begun & (column < self.ends[self.step_of_image])
+        step = self.step_of_image
+        begun = self.first_column[step] <= self.column
+        self.present = begun & (self.column < self.present_end[step])
+        self.ahead = begun & (self.column < self.ahead_end[step])
 
     def tokens_at(self, mask: Tensor) -> TokenIndex:
         """The N tokens in ``mask``, on the device, one image after another. Their columns are those of the mask."""
