@@ -132,15 +132,22 @@ class Window:
         used the same noise as in serial decoding, so it is certain too. The certain passes end with the first pass in
         which a token changed. The change makes only the passes after that pass uncertain.
 
-        A window therefore moves by at least one pass, so no image needs more calls than serial decoding needs passes.
+        For example, a schedule has the passes 0 to 8, which decide one cell each, and W is 4. In image 0, the new token
+        of pass 4 differs from the guess (x), so the passes 5 and 6 read a wrong token. The window of image 1 has only
+        the last two passes; padding follows, with the pass 9::
+
+                      in_pass    changed    first_changed  last_certain  result
+            image 0   3 4 5 6    . x . x    4              4             5
+            image 1   7 8 9 9    . . . .    9: none        8             9: finished
+
+        A window moves by at least one pass, so no image needs more calls than serial decoding needs passes.
         """
         guesses = self.tokens.gather(1, self.cell_on_device)
         changed = (new != guesses).cpu().numpy()
 
-        # The number of all passes stands for "no pass changed". It is also the pass of padding, so padding never counts
-        # as a change.
-        passes = self.table.passes
-        first_changed = np.where(changed, self.cells.in_pass, passes).min(axis=1)
+        # If no token changed, first_changed is the number of all passes. Padding has this number as its pass, so it
+        # does not matter whether padding changed.
+        first_changed = np.where(changed, self.cells.in_pass, self.table.passes).min(axis=1)
 
         last_certain = np.minimum(first_changed, self.stop - 1)  # if no pass changed, the last pass of the window
         return last_certain + 1
@@ -163,18 +170,22 @@ class Window:
 
         ``new``: as for :meth:`first_uncertain`. ``new_start``: the result of :meth:`first_uncertain`.
         """
-        # 1. What the host knows about the m cells that become certain, int64 [m] each.
+        # 1. The m cells that become certain: their images and their columns in the arrays [A, n], int64 [m] each.
         is_certain, read_guesses = self._certain_cells(new_start)
-        image, column = is_certain.nonzero()
-        image_on_canvas = self.active[image]
-        cell = self.cells.cell[is_certain]
-        outcome = np.where(read_guesses, ACCEPTED, PLAIN)[is_certain]
+        certain_images, certain_columns = is_certain.nonzero()
 
-        # 2. One copy moves all five arrays to the device, where the new tokens are.
-        host = np.stack([image, column, image_on_canvas, cell, outcome])
-        d_image, d_column, d_image_on_canvas, d_cell, d_outcome = to_device(host, self.tokens.device).unbind()
-        values = new[d_image, d_column]
-        return Verdict((d_image_on_canvas, d_cell), values, call, d_outcome.to(torch.uint8))
+        # 2. What the host knows about these cells, int64 [m] each. One copy moves all arrays to the device.
+        on_host = [
+            certain_images,
+            certain_columns,
+            self.active[certain_images],
+            self.cells.cell[is_certain],
+            np.where(read_guesses, ACCEPTED, PLAIN)[is_certain],
+        ]
+        image, column, image_on_canvas, cell, outcome = to_device(np.stack(on_host), self.tokens.device).unbind()
+
+        # 3. The new tokens of these cells are on the device already.
+        return Verdict((image_on_canvas, cell), new[image, column], call, outcome.to(torch.uint8))
 
     def _certain_cells(self, new_start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which cells of the windows become certain, and which cells are in passes that had read guesses: all passes
@@ -193,17 +204,18 @@ class Window:
         table = self.table
         device = self.tokens.device
 
-        # 1. Store the new tokens.
+        # 1. Store the new tokens. The last cell of each window has the newest token.
         self.tokens.scatter_(1, self.cell_on_device, new)
+        last_cell = table.cells[table.cell_start[self.stop] - 1]
+        newest = self.tokens.gather(1, to_device(last_cell[:, None], device))
 
-        # 2. Move the windows.
+        # 2. Move the windows. The passes from stop_before to stop - 1 enter them. At the end of the schedule, both are
+        #    the number of all passes, so no pass enters, and the cells are padding.
         stop_before = self.stop
         self._set_start(new_start)
+        entering = cells_of_passes(table, stop_before, self.stop).cell
 
         # 3. Fill in the first guesses.
-        last_cell = table.cells[table.cell_start[stop_before] - 1]
-        newest = self.tokens.gather(1, to_device(last_cell[:, None], device))
-        entering = cells_of_passes(table, stop_before, self.stop).cell
         _fill_with_newest(self.tokens, to_device(entering, device), newest)
 
     def keep(self, remaining: np.ndarray) -> None:
