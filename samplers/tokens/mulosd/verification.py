@@ -53,6 +53,9 @@ class BlockVerifier:
         self.reads_null = canvas.sampling.uses_guidance  # whether the transformer also reads the null condition
         self.draw = TokenDraw(canvas)
         self.neighbours = neighbours
+        # The image slot of the grid's last cell, for padding. Padding may write to it, because this cell is never fed,
+        # so no fed token attends to its slot. The transformer's table of positions also ends before this cell.
+        self.padding_slot = canvas.cells - 1
         self.pools: list[Tensor] = []  # for every block so far, the pooled probabilities, fp32 [B * n]
 
     # ------------------------------------------------------------ 3. verification
@@ -80,8 +83,8 @@ class BlockVerifier:
         canvas = self.canvas
         # The last cell of the block need not be fed, because it would predict a cell outside the block.
         if block.is_first:
-            # With several images, padding needs the slot of the grid's last cell, see feed_wave.
-            slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
+            # The slots of all cells that are fed. A single image has no padding, so it needs no slot for padding.
+            slots = self.padding_slot + 1 if canvas.images > 1 else self.padding_slot
             hidden = self.transformer.prefill(self.reads_null, slots, canvas.values[:, : block.cells.stop - 1])
         else:
             # The previous block is fed again too, because its tokens may have changed since they were fed.
@@ -154,21 +157,24 @@ class BlockVerifier:
         canvas = self.canvas
         waves = waves_of_block(repair.wave_of_cell.reshape(canvas.images, -1))
         outcome_of_cell = repair.outcome().reshape(canvas.images, -1)
-        outcome_of_cell = np.pad(outcome_of_cell, ((0, 0), (0, 1)))  # the entry n is for padding
+        outcome_of_cell = np.pad(outcome_of_cell, ((0, 0), (0, 1)))  # [B, n + 1]; n stands for padding in wave.cells
 
         for k, wave in enumerate(waves):
             # 1. The hidden rows that predict the cells. Wave 0 takes them from the pass that verified the block.
             if k > 0:
                 hidden = self.feed_wave(block, wave)
 
-            # 2. The new tokens. One copy moves the three arrays to the device.
-            cells_on_canvas = self.on_canvas(block, wave.cells)
-            outcome = np.take_along_axis(outcome_of_cell, wave.cells, axis=1)
-            host = np.stack([cells_on_canvas, wave.predicted_by, outcome])
-            cells, predicted_by, d_outcome = to_device(host, canvas.device).unbind()
-            tokens = self.sample(hidden, predicted_by, cells)
+            # 2. The cells of the wave, int64 [B, a] each. One copy moves all arrays to the device.
+            on_host = [
+                self.on_canvas(block, wave.cells),
+                wave.predicted_by,
+                np.take_along_axis(outcome_of_cell, wave.cells, axis=1),
+            ]
+            cells, predicted_by, outcome = to_device(np.stack(on_host), canvas.device).unbind()
 
-            verdict = Verdict(cells, tokens, verifying_pass + k, d_outcome.to(torch.uint8))
+            # 3. Their new tokens.
+            tokens = self.sample(hidden, predicted_by, cells)
+            verdict = Verdict(cells, tokens, verifying_pass + k, outcome.to(torch.uint8))
             yield progress_of_repair(block, k + 1, len(waves)), verdict
 
     def feed_wave(self, block: Block, wave: Wave) -> Tensor:
@@ -176,11 +182,10 @@ class BlockVerifier:
         canvas = self.canvas
         fed = to_device(self.on_canvas(block, wave.fed), canvas.device)
 
-        # Padding feeds the canvas's cell L, which has no slot and no position. It writes to the slot of the last cell
-        # of the grid: this cell is never fed, and no fed token attends to its slot. Padding may have any position; the
-        # transformer's table of positions ends before the last cell.
-        slot = fed.clamp(max=canvas.cells - 1)
-        position = fed.clamp(max=canvas.cells - 2)
+        # A cell has its own slot and position, which are below padding_slot. Padding feeds the canvas's cell L, which
+        # has none: it gets padding_slot, and the last position of the table, because it may have any position.
+        slot = fed.clamp(max=self.padding_slot)
+        position = fed.clamp(max=self.padding_slot - 1)
         with canvas.clock.phase("transformer"):
             rows = self.causal_rows(fed, slot, position, block.cells.start + wave.end)
             return self.transformer.feed(canvas.values, rows, self.reads_null)
