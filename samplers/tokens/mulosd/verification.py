@@ -155,9 +155,9 @@ class BlockVerifier:
                 it.
         """
         canvas = self.canvas
-        waves = waves_of_block(repair.wave_of_cell.reshape(canvas.images, -1))
+        wave_of_cell = repair.wave_of_cell.reshape(canvas.images, -1)
         outcome_of_cell = repair.outcome().reshape(canvas.images, -1)
-        outcome_of_cell = np.pad(outcome_of_cell, ((0, 0), (0, 1)))  # [B, n + 1]; n stands for padding in wave.cells
+        waves = waves_of_block(wave_of_cell, outcome_of_cell)
 
         for k, wave in enumerate(waves):
             # 1. The hidden rows that predict the cells. Wave 0 takes them from the pass that verified the block.
@@ -165,12 +165,8 @@ class BlockVerifier:
                 hidden = self.feed_wave(block, wave)
 
             # 2. The cells of the wave, int64 [B, a] each. One copy moves all arrays to the device.
-            on_host = [
-                self.on_canvas(block, wave.cells),
-                wave.predicted_by,
-                np.take_along_axis(outcome_of_cell, wave.cells, axis=1),
-            ]
-            cells, predicted_by, outcome = to_device(np.stack(on_host), canvas.device).unbind()
+            on_host = np.stack([self.on_canvas(block, wave.cells), wave.predicted_by, wave.outcome])
+            cells, predicted_by, outcome = to_device(on_host, canvas.device).unbind()
 
             # 3. Their new tokens.
             tokens = self.sample(hidden, predicted_by, cells)

@@ -123,10 +123,11 @@ def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) ->
 
 class Wave(NamedTuple):
     """A wave of a block, and the tokens that its pass feeds. All cells are counted from the first cell of the block.
-    The arrays are int64 [B, ...]. If an image has fewer entries than other images, its entries end with padding.
+    Most arrays are int64. If an image has fewer entries than other images, its entries end with padding.
     """
 
     cells: np.ndarray  # cells to resample, [B, a]; n, the number of cells of the block, for padding
+    outcome: np.ndarray  # outcomes of the draft tokens of ``cells``, uint8 [B, a]; 0 for padding
     # For each cell to resample, the index of the hidden row that predicts it, [B, a]; 0 for padding. The hidden rows
     # belong to ``fed``. In wave 0, they are the n rows of the pass that verified the block: row i predicts cell i.
     predicted_by: np.ndarray
@@ -134,7 +135,7 @@ class Wave(NamedTuple):
     end: int  # the first cell after all fed cells; fed tokens attend only to cells before it
 
 
-def waves_of_block(wave_of_cell: np.ndarray) -> list[Wave]:
+def waves_of_block(wave_of_cell: np.ndarray, outcome_of_cell: np.ndarray) -> list[Wave]:
     """The waves of a block, from wave 0. There is always a wave 0, even if it has no cells.
 
     Wave 0 feeds nothing, because the pass that verified the block has already predicted all cells of the block. In this
@@ -150,20 +151,26 @@ def waves_of_block(wave_of_cell: np.ndarray) -> list[Wave]:
     In wave 3, cell 2 predicts no cell (-). It is fed because wave 2 has resampled it, and the cache still holds the
     keys and values of its draft token.
 
-    ``wave_of_cell``: int [B, n], the wave of each cell; -1 for a cell that is not resampled. The first cell of the
-    block waits for no cell, so it is in no later wave than wave 0. The cell before it is therefore never fed.
+    Args:
+        wave_of_cell: int [B, n], the wave of each cell; -1 for a cell that is not resampled. The first cell of the
+            block waits for no cell, so it is in no later wave than wave 0. The cell before it is therefore never fed.
+        outcome_of_cell: uint8 [B, n], the outcome of each draft token.
     """
     n = wave_of_cell.shape[1]
+    padded_outcome = np.pad(outcome_of_cell, ((0, 0), (0, 1)))  # [B, n + 1]; the entry n, for padding, is 0
+
     cells = left_aligned(wave_of_cell == 0)
+    outcome = np.take_along_axis(padded_outcome, cells, axis=1)
     nothing = np.empty((len(cells), 0), np.int64)
-    waves = [Wave(cells, predicted_by=np.where(cells < n, cells, 0), fed=nothing, end=0)]
+    waves = [Wave(cells, outcome, predicted_by=np.where(cells < n, cells, 0), fed=nothing, end=0)]
 
     for k in range(1, int(wave_of_cell.max(initial=0)) + 1):
         resampled = wave_of_cell == k
         cells = left_aligned(resampled)
+        outcome = np.take_along_axis(padded_outcome, cells, axis=1)
         is_fed = fed_cells(resampled, resampled_before=wave_of_cell == k - 1)
         end = int(is_fed.any(axis=0).nonzero()[0].max()) + 1
-        waves.append(Wave(cells, predicting_index(cells, is_fed), left_aligned(is_fed), end))
+        waves.append(Wave(cells, outcome, predicting_index(cells, is_fed), left_aligned(is_fed), end))
     return waves
 
 

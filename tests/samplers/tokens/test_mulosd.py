@@ -447,10 +447,14 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
     window = data.draw(st.none() | st.integers(1, 3))
     wave = waves_of_islands(geometry.find_islands(region), window or width).reshape(images, -1)
     count = rows * width
-    first, *later = waves_of_block(wave)
+    outcome = np.arange(1, wave.size + 1, dtype=np.uint8).reshape(wave.shape)  # a different one for each cell
+    first, *later = waves_of_block(wave, outcome)
     drawn = [[c for c in row if c < count] for row in first.cells.tolist()]
     assert drawn == [np.flatnonzero(row == 0).tolist() for row in wave], "the first wave, in raster order"
     assert np.array_equal(first.predicted_by, np.where(first.cells < count, first.cells, 0)) and not first.fed.size
+    for step in (first, *later):
+        for image, row in enumerate(step.cells.tolist()):
+            assert step.outcome[image].tolist() == [outcome[image, c] if c < count else 0 for c in row]
     for k, step in enumerate(later, 1):
         for image in range(images):
             cells = [c for c in step.cells[image].tolist() if c < count]
@@ -463,8 +467,8 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
             drawn[image] += cells
     for image in range(images):
         assert sorted(drawn[image]) == np.flatnonzero(wave[image] >= 0).tolist()
-    (nothing,) = waves_of_block(np.full((2, 4), -1, np.int32))
-    assert nothing.cells.shape == nothing.predicted_by.shape == (2, 0)
+    (nothing,) = waves_of_block(np.full((2, 4), -1, np.int32), np.zeros((2, 4), np.uint8))
+    assert nothing.cells.shape == nothing.outcome.shape == nothing.predicted_by.shape == (2, 0)
 
 
 class Pixels:
