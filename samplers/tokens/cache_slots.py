@@ -116,12 +116,14 @@ def _slots(schedule: Schedule, own_slots_for_stand_ins: bool) -> CacheSlots:
                 stand_in_at.pop(row.place).replaced = k
 
             if own_slots_for_stand_ins and row.is_stand_in:
+                slot = _Slot(row.place, written=k)
                 of_row.append(len(slots))
-                stand_in_at[row.place] = _Slot(row.place, written=k)
-                slots.append(stand_in_at[row.place])
+                slots.append(slot)
+                stand_in_at[row.place] = slot
             else:
+                slot = slots[row.place]
                 of_row.append(row.place)
-                slots[row.place].written = min(slots[row.place].written, k)  # the first pass that writes the slot
+                slot.written = min(slot.written, k)  # the first pass that writes the slot
 
     # 3. The last slot is for padding.
     of_row.append(len(slots))
