@@ -67,7 +67,9 @@ class _Verification:
             self.normals.append(next(normals))
             self.uniforms.append(next(flat))
             drawn = self.p.mean + self.p.log_std.exp() * self.normals[-1]
-            hit = left & (acceptance_of_proposals(drawn, self.q, self.p, PUBLISHED_RULE) > self.uniforms[-1])
+            hit = left & (
+                acceptance_of_proposals(drawn, self.q, self.p, PUBLISHED_RULE.sigma_power) > self.uniforms[-1]
+            )
             out, left = torch.where(hit[:, None], drawn, out), left & ~hit
 
         return out
@@ -164,7 +166,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
     inter = next(key.split(".")[0] for key in data if key.endswith(".inter_noise_f16"))
 
     def ratio(tag: str, inner: float) -> Iterator[Check]:
-        rule = PUBLISHED_RULE._replace(std_factor=inner)
+        rule = PUBLISHED_RULE._replace(draft_std_factor=inner)
         for v in _verifications(data, tag):
             # As probabilities: values above 1 are equivalent.
             yield Check(log_ratio(v.token, v.q, v.p, *rule).exp().clamp(max=1), v.ratio.clamp(max=1))
@@ -199,7 +201,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         prefill_diffusion = make_prefill_diffusion(canvas, transformer)
         mode = Published(canvas, transformer, drafter, prefill_diffusion.noise)
         mode.rejection_noise = _RecordedRejectionNoise(tokens, places, found)
-        rule = PUBLISHED_RULE._replace(std_factor=inner)
+        rule = PUBLISHED_RULE._replace(draft_std_factor=inner)
         with torch.no_grad(), mock.patch.object(published, "PUBLISHED_RULE", rule):
             result = finish(speculate(canvas, transformer, prefill_diffusion, mode))
 

@@ -251,7 +251,7 @@ def accepting(share: float) -> Iterator[None]:
         kept = torch.rand((a + b).sum(dim).shape, generator=rng) < share
         return torch.where(kept, 1.0, -1.0)
 
-    def log_ratio(token: Tensor, *_: Any) -> Tensor:
+    def log_ratio(token: Tensor, *_: Any, **__: Any) -> Tensor:
         kept = torch.rand(token.shape[:-1], generator=rng) < share
         return torch.where(kept, torch.inf, -torch.inf)
 

@@ -78,7 +78,7 @@ def replay(folder, record: Record):
         for q, p in zip(draft.net.parameters(), target.net.parameters(), strict=True):
             q.copy_(p + (q - p) / o["draft_divisor"])
     # The record takes the place of the rejections' random numbers.
-    rule = published.PUBLISHED_RULE._replace(std_factor=o["inner"])
+    rule = published.PUBLISHED_RULE._replace(draft_std_factor=o["inner"])
     with patch.multiple(published, RejectionNoise=lambda keys: record, PUBLISHED_RULE=rule):
         return finish(cspd(target, from_ids(o["labels"]), settings, record, draft=draft))
 

@@ -40,14 +40,14 @@ _ACCEPTANCE, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
 
 class Rule(NamedTuple):
-    """How a mode computes the ratio r: for drafts with both numbers, for proposals only with ``sigma_power``."""
+    """How a mode computes the ratio r."""
 
-    sigma_power: int  # exponent of Sigma in r
-    std_factor: float  # factor for the stds of p and q in the r of a draft
+    sigma_power: int  # exponent of Sigma in every r
+    draft_std_factor: float  # factor for the stds of p and q in the r of a draft; in the r of a proposal, it is 1
 
 
 # Equations 5 and 11 as we derived them from the paper's text (paper.py).
-PAPER_RULE = Rule(sigma_power=1, std_factor=1.0)
+PAPER_RULE = Rule(sigma_power=1, draft_std_factor=1.0)
 
 
 class RejectionNoise:
@@ -97,8 +97,8 @@ def joined_by_image(parts_of_steps: Sequence[LastStep], images: int) -> LastStep
     return LastStep(*joined)
 
 
-def log_ratio(token: Tensor, q: LastStep, p: LastStep, sigma_power: int, std_factor: float = 1.0) -> Tensor:
-    """log r of each token, fp32 [...].
+def log_ratio(token: Tensor, q: LastStep, p: LastStep, sigma_power: int, std_factor: float) -> Tensor:
+    """log r of each draft or proposal, fp32 [...].
 
     Args:
         token: fp32 [..., channels].
@@ -114,11 +114,12 @@ def log_ratio(token: Tensor, q: LastStep, p: LastStep, sigma_power: int, std_fac
     return (sigma_power * log_sigma + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
 
 
-def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
-    """The probability with which each proposal is accepted, fp32 [...]: max(0, 1 - 1 / r). ``token``: the proposals,
-    fp32 [..., channels].
+def acceptance_of_proposals(proposals: Tensor, q: LastStep, p: LastStep, sigma_power: int) -> Tensor:
+    """The probability with which each of the ``proposals``, fp32 [..., channels], is accepted: max(0, 1 - 1 / r), fp32
+    [...]. ``sigma_power``: exponent of Sigma in r.
     """
-    return (1 - torch.exp(-log_ratio(token, q, p, rule.sigma_power))).clamp(min=0)
+    log_r = log_ratio(proposals, q, p, sigma_power, std_factor=1.0)
+    return (1 - torch.exp(-log_r)).clamp(min=0)
 
 
 class VerifiedTokens(NamedTuple):
@@ -149,26 +150,29 @@ def accept_or_resample(
         noise: the random numbers of acceptances and proposals.
         tokens: images and positions of the N tokens, which determine their random numbers.
     """
-    # 1. Accept drafts with probability min(1, r).
-    log_r = log_ratio(drafts, q, p, rule.sigma_power, rule.std_factor)
-    accepted = log_r > noise.acceptance(tokens).log()
+    # 1. Accept drafts with probability min(1, r). A name with d_ is a tensor on the device; the tensor with the same
+    # name without d_ is its copy on the host.
+    log_r = log_ratio(drafts, q, p, rule.sigma_power, rule.draft_std_factor)
+    d_accepted = log_r > noise.acceptance(tokens).log()
 
     # 2. The first proposals, for all tokens.
-    proposal, numbers = try_proposals(_FIRST_TRIES, q, p, rule, noise, tokens)
-    values = torch.where(accepted[:, None], drafts, proposal)
+    proposal, d_numbers = try_proposals(_FIRST_TRIES, q, p, rule.sigma_power, noise, tokens)
+    values = torch.where(d_accepted[:, None], drafts, proposal)
 
     # 3. Copy which drafts were accepted, and the numbers of the accepted proposals, to the host in one transfer.
-    accepted_as_int, numbers = torch.stack([accepted.to(numbers.dtype), numbers]).cpu()
+    accepted_as_int, numbers = torch.stack([d_accepted.to(d_numbers.dtype), d_numbers]).cpu()
     accepted = accepted_as_int.bool()
 
     # 4. More proposals, for the tokens that have no value yet.
     missing = (~accepted & (numbers == _NONE_ACCEPTED)).nonzero()[:, 0]
     if len(missing):
-        i = to_device(missing, drafts.device)
+        d_missing = to_device(missing, drafts.device)
         image, position = tokens.index
-        some = TokenIndex((image[i], position[i]))
-        values[i], later_numbers = try_proposals(_LATER_TRIES, q.rows(i), p.rows(i), rule, noise, some)
-        numbers[missing] = later_numbers.cpu()
+        some = TokenIndex((image[d_missing], position[d_missing]))
+        some_q, some_p = q.rows(d_missing), p.rows(d_missing)
+        later_proposal, d_later_numbers = try_proposals(_LATER_TRIES, some_q, some_p, rule.sigma_power, noise, some)
+        values[d_missing] = later_proposal
+        numbers[missing] = d_later_numbers.cpu()
 
     # 5. Count the proposals of each token. A token that still has no value made all TRIES.
     has_value = accepted | (numbers != _NONE_ACCEPTED)
@@ -178,9 +182,10 @@ def accept_or_resample(
 
 
 def try_proposals(
-    numbers: range, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: TokenIndex
+    numbers: range, q: LastStep, p: LastStep, sigma_power: int, noise: RejectionNoise, tokens: TokenIndex
 ) -> tuple[Tensor, Tensor]:
-    """Try the proposals with these ``numbers``, which count from 1, for each of N tokens.
+    """Try the proposals with these ``numbers``, which count from 1, for each of N tokens. ``sigma_power``: exponent of
+    Sigma in r.
 
     Returns:
         The first accepted proposal for each token, fp32 [N, channels], and the number of this proposal, int64 [N]. A
@@ -190,7 +195,7 @@ def try_proposals(
     q = q.for_proposals()
     p = p.for_proposals()
     proposals = p.mean + p.log_std.exp() * normals
-    accepted = acceptance_of_proposals(proposals, q, p, rule) > uniforms
+    accepted = acceptance_of_proposals(proposals, q, p, sigma_power) > uniforms
 
     has_accepted = accepted.any(1)
     chosen = accepted.to(torch.uint8).argmax(1)

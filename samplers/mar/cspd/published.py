@@ -32,7 +32,7 @@ from .draft import MARDrafter, sample_paths, table_with_last_std
 from .mode import Mode
 
 # How the published code computes the ratio r: with the inverse of Sigma and, for drafts, with wider densities.
-PUBLISHED_RULE = Rule(sigma_power=-1, std_factor=42.0)
+PUBLISHED_RULE = Rule(sigma_power=-1, draft_std_factor=42.0)
 
 
 class Published(Mode):

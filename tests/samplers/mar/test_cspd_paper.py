@@ -262,7 +262,7 @@ def test_equations_5_and_11_of_one_channel():
     q, p = (LastStep(*(torch.tensor([[x]]) for x in parts)) for parts in (of_q, of_p))
     r = math.exp(0.5) / 3
     assert float(log_ratio(torch.ones(1, 1), q, p, *PAPER_RULE).exp()) == pytest.approx(r, rel=1e-5)
-    assert float(acceptance_of_proposals(torch.ones(1, 1), q, p, PAPER_RULE)) == 0, "1 - 1 / r is negative"
+    assert float(acceptance_of_proposals(torch.ones(1, 1), q, p, PAPER_RULE.sigma_power)) == 0, "1 - 1 / r is negative"
     far = torch.full((1, 1), 3.0)
     r = 2 / 3 / 2 * math.exp(-0.5) / math.exp(-4.5)
-    assert float(acceptance_of_proposals(far, q, p, PAPER_RULE)) == pytest.approx(1 - 1 / r, rel=1e-5)
+    assert float(acceptance_of_proposals(far, q, p, PAPER_RULE.sigma_power)) == pytest.approx(1 - 1 / r, rel=1e-5)

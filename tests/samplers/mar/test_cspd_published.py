@@ -21,7 +21,7 @@ from fastar_nodes.samplers.mar.tokens import TokenIndex
 
 def published(inner: float) -> Rule:
     """The mode's rule at a factor of the stds."""
-    return PUBLISHED_RULE._replace(std_factor=inner)
+    return PUBLISHED_RULE._replace(draft_std_factor=inner)
 
 
 def last(mean: float, std: float, rest: float = 1.0, tokens: int = 1) -> LastStep:
@@ -39,9 +39,9 @@ def test_the_ratio_of_one_channel():
         0.75 * math.exp(0.5 / 42**2), rel=1e-5
     )
     kept = 1 - 1 / (0.75 * math.exp(0.5))
-    assert float(acceptance_of_proposals(token, q, p, published(42.0))) == pytest.approx(kept, rel=1e-4)
+    assert float(acceptance_of_proposals(token, q, p, published(42.0).sigma_power)) == pytest.approx(kept, rel=1e-4)
     # Where q / (Sigma p) is above 1 nothing is kept.
-    assert float(acceptance_of_proposals(token - 1, q, p, published(42.0))) == 0
+    assert float(acceptance_of_proposals(token - 1, q, p, published(42.0).sigma_power)) == 0
 
 
 class FewProposals:
