@@ -27,10 +27,17 @@ from .densities import LastStep
 class Paths(NamedTuple):
     """The diffusion paths of N tokens, with S diffusion steps each.
 
-    For each step, the head predicts a mean and a std. The next state is a sample of the Gaussian with this mean and
-    with the std times the temperature. The last step is an exception in all modes except ``paper``: it adds no noise,
-    as in MAR, so the token is the mean. But the rule of the modes ``paper`` and ``published`` compares the last steps
-    of two paths, so it needs the last step's std too.
+    For each step, the head predicts a mean and a std s. The next state is a sample of the Gaussian with this mean and
+    with the std T s; T is the temperature. The last step is an exception in all modes except ``paper``: it adds no
+    noise, as in MAR, so the token is the mean. But the rule of the modes ``paper`` and ``published`` compares the last
+    steps of two paths, so it needs the last step's std too. These are the stds in the results of the methods::
+
+                               last step                      each other step
+        field ``predicted``    s                              s
+        drafted_steps          T s, the std of the noise      T s, the std of the noise
+                               0 if no noise was added
+        last_step              T s, with or without noise     s, because T cancels
+
     """
 
     states: Tensor  # fp32 [N, S + 1, channels]; the first state is noise, the last state is the token
@@ -51,7 +58,7 @@ class Paths(NamedTuple):
         # At temperature 0, the published code divides 0 by 0. Here the stds become tiny instead, so the target rejects
         # every draft that differs from the target's mean, and the mean becomes the token.
         log_temperature = math.log(max(self.temperature, 1e-6))
-        # The other stds occur only in Sigma, a product of ratios of two stds. The temperature cancels in each ratio.
+        # The other stds occur only in Sigma, a product of ratios of two stds. The temperature T cancels in each ratio.
         return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
 
     def drafted_steps(self) -> DraftedSteps:
