@@ -14,7 +14,7 @@ batch has F entries, and the decoder's batch has E entries, see :class:`PassShap
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -107,17 +107,30 @@ class Transformer(ABC):
         assert step is not None, "this transformer needs one snapshot of each image, all at the same AR step"
         return self(step, wanted)
 
-    def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
-        """Compute z for ``count`` AR steps from ``step`` on. Each AR step reads the tokens and drafts of all AR steps
-        before it.
+    def for_ar_steps(self, ar_steps: range) -> list[Tensor]:
+        """Compute z of several AR steps in one pass. Each AR step reads the tokens and drafts of all AR steps before
+        it. If :attr:`allows_different_steps` is False, ``ar_steps`` must be a single AR step.
 
-        Yields a list for every pass. The list has one entry for each AR step that the pass computed: z [P, B, n, C] at
-        the n positions that the AR step decides. In this class, every pass computes one AR step. Before the caller asks
-        for the next pass, it verifies the drafts of this AR step, and it stops at the first rejected draft. So a cache
-        holds only features of final tokens.
+        Returns z [P, B, n, C] of each AR step, at the n positions that this AR step decides.
         """
-        for s in range(step, step + count):
-            yield [self(s, self.canvas.order.positions_from(s))]
+        images = self.canvas.images
+        order = self.canvas.order
+
+        # 1. The snapshots: all images at the first AR step, then all images at the second AR step, and so on.
+        steps = [step for step in ar_steps for _ in range(images)]
+        snapshots = Snapshots([*range(images)] * len(ar_steps), steps)
+
+        # 2. The positions that each AR step decides. The first of them serves as padding.
+        sizes = [order.sizes[step] for step in ar_steps]
+        wanted = []
+        for step in ar_steps:
+            positions = order.positions_from(step)
+            padding = positions[:, :1].expand(-1, max(sizes) - positions.shape[1])
+            wanted.append(torch.cat([positions, padding], 1))
+
+        # 3. Run the pass, and split z into the AR steps, without the padding.
+        z = self.for_snapshots(snapshots, torch.cat(wanted))
+        return [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
 
 class FullTransformer(Transformer):
@@ -146,27 +159,6 @@ class FullTransformer(Transformer):
         conditioning = canvas.conditioning.of(snapshots.images)
         buffer_vectors = conditioning.vectors(canvas.guided)
         return self._pass(conditioning, buffer_vectors, canvas.values[index], wanted, known, mask)
-
-    def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
-        """See :meth:`Transformer.each_step`; here one pass computes all ``count`` AR steps."""
-        images = self.canvas.images
-        order = self.canvas.order
-
-        # 1. The snapshots: all images at the first AR step, then all images at the second AR step, and so on.
-        steps = range(step, step + count)
-        snapshots = Snapshots(images=[*range(images)] * count, steps=[s for s in steps for _ in range(images)])
-
-        # 2. The positions that each AR step decides. The first position of an AR step serves as its padding.
-        sizes = order.sizes[step : step + count]
-        wanted = []
-        for s in steps:
-            positions = order.positions_from(s)
-            padding = positions[:, :1].expand(-1, max(sizes) - positions.shape[1])
-            wanted.append(torch.cat([positions, padding], 1))
-
-        # 3. Run one pass, and yield z of each AR step without the padding.
-        z = self.for_snapshots(snapshots, torch.cat(wanted))
-        yield [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
     def _pass(
         self,

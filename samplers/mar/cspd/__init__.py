@@ -138,10 +138,11 @@ def cspd(
     canvas.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
     canvas.report.remark(remark_start(draft, canvas))
 
-    drafter = MARDrafter(canvas, draft, condition, make_draft_transformer, adds_last_noise=settings.mode == "paper")
+    mode_class = MODES[settings.mode]
+    drafter = MARDrafter(canvas, draft, condition, make_draft_transformer, mode_class.adds_last_noise)
     transformer = make_transformer(canvas)
     prefill_diffusion = make_prefill_diffusion(canvas, transformer)
-    mode = MODES[settings.mode](canvas, transformer, drafter, prefill_diffusion.noise)
+    mode = mode_class(canvas, transformer, drafter, prefill_diffusion.noise)
 
     result = yield from speculate(canvas, transformer, prefill_diffusion, mode)
     remark_draft(result.report, draft)
@@ -162,25 +163,25 @@ def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
 
 
 def make_prefill_diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
-    """The diffusion with which the target samples the tokens of the prefill."""
+    """The diffusion with which the target samples the tokens of the prefill. The report does not count the diffusion
+    steps that the target drafts for itself here, which happens only in mode *lossless*.
+    """
     table = canvas.step_table(canvas.settings.diffusion_steps)
-    counted = canvas.settings.mode != "lossless"
-    return Diffusion(canvas, transformer.head, [table] * canvas.order.steps, counted)
+    return Diffusion(canvas, transformer.head, [table] * canvas.order.steps, counted=False)
 
 
 def speculate(canvas: MARCanvas, transformer: Transformer, prefill_diffusion: Diffusion, mode: Mode) -> Sampler:
     """Run the prefill, in which the target samples all tokens itself, and then segment after segment.
 
-    In the modes *paper* and *lossless*, a rejection ends the segment early, because the later drafts depend on the
-    rejected draft.
+    The mode decides the tokens of a segment. In the modes *paper* and *lossless*, a rejection ends the segment early,
+    because the later drafts depend on the rejected draft. The next segment then starts after the rejected AR step.
     """
     order = canvas.order
     step = canvas.settings.prefill(order.steps)
     yield from run_passes(canvas, {s: order.positions_from(s) for s in range(step)}, transformer, prefill_diffusion)
 
     while step < order.steps:
-        for verdict in mode.segment(step):
-            canvas.decide(*verdict)
-            step += 1
-            yield from canvas.yield_step(step, partial(canvas.view, mode.drafter.drafted))
+        for next_step in mode.segment(step):  # the first AR step that has neither tokens nor drafts to show
+            yield from canvas.yield_step(next_step, partial(canvas.view, mode.drafter.drafted))
+        step = next_step
     return canvas.finish()

@@ -150,8 +150,8 @@ def accept_or_resample(
         noise: the random numbers of acceptances and proposals.
         tokens: images and positions of the N tokens, which determine their random numbers.
     """
-    # 1. Accept drafts with probability min(1, r). A name with d_ is a tensor on the device; the tensor with the same
-    # name without d_ is its copy on the host.
+    # 1. Accept drafts with probability min(1, r). A tensor with d_ in front of its name is on the device; the tensor
+    # with the same name without d_ is its copy on the host.
     log_r = log_ratio(drafts, q, p, rule.sigma_power, rule.draft_std_factor)
     d_accepted = log_r > noise.acceptance(tokens).log()
 

@@ -143,9 +143,9 @@ class MARDrafter:
         self.transformer = make_transformer(self.canvas)
         self.adds_last_noise = adds_last_noise
 
-    def step(self, step: int, noise: StreamNoise) -> Paths:
+    def draft_step(self, step: int, noise: StreamNoise) -> Paths:
         """Draft the tokens of an AR step, given the tokens and drafts of all earlier AR steps. Write the drafts to the
-        canvas of the target.
+        canvas of the target, because later AR steps read them there. Returns the paths of the drafts.
         """
         canvas = self.canvas
         positions = canvas.order.positions_from(step)

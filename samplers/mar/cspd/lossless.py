@@ -16,22 +16,20 @@ path, because the last diffusion steps add almost no noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...engine import Verdict
 from ...noise import CounterRNG, StreamNoise
 from ...speculation import Speculation
 from ..canvas import MARCanvas
 from ..diffusion import HeadFactory
 from ..transformer import Transformer
 from .draft import MARDrafter, Paths
-from .mode import DecidedStep, Mode
+from .mode import Mode
 
 
 class Lossless(Mode):
@@ -44,33 +42,54 @@ class Lossless(Mode):
         # The head is evaluated without a cache, even if the transformer has caches.
         self.head = HeadFactory(canvas.model.net, canvas.report)
 
-    def segment(self, first: int) -> Iterator[Verdict]:
+    def segment(self, first: int) -> Iterator[int]:
         """Draft AR steps from ``first`` on, and decide them up to and including the first with a rejected draft."""
         # 1. Draft the AR steps of the segment.
         ar_steps = range(first, min(first + self.next_draft_length, self.canvas.order.steps))
-        drafts = [self.drafter.step(step, self.noise) for step in ar_steps]
+        drafts = {step: self.drafter.draft_step(step, self.noise) for step in ar_steps}
 
-        # 2. The target decides one AR step after another. The caller writes the tokens of a verdict to the canvas
-        # before this loop continues. Only then may ``verified_paths`` compute its next pass, because a transformer with
-        # caches may read only final tokens. So do not collect the results of ``verified_paths`` before the loop.
-        accepted_ar_steps = 0
-        for step, verified in zip(ar_steps, self.verified_paths(ar_steps, drafts), strict=True):
-            decided = self.decide(step, verified)
+        self.next_draft_length = 1  # if no AR step of this segment is accepted
+        for ar_steps_of_pass in self.passes(ar_steps):
+            # 2. In one pass, the target verifies the drafts of these AR steps.
+            paths_of_steps = self.verify(ar_steps_of_pass, drafts)
 
-            # 3. If a draft is rejected, discard all later drafts, and end the segment.
-            any_rejection = decided.has_rejection.any()
-            if any_rejection:
-                self.drafter.discard_drafts()
-            yield decided.verdict
-            if any_rejection:
-                break
-            accepted_ar_steps += 1
+            # 3. Decide one AR step after another.
+            for step, verified in zip(ar_steps_of_pass, paths_of_steps, strict=True):
+                any_rejection = self.decide(step, verified)
 
-        # 4. The next segment drafts at most twice the number of AR steps that were accepted in this segment.
-        self.next_draft_length = min(self.canvas.settings.draft_length, max(1, 2 * accepted_ar_steps))
+                # 4. If a draft is rejected, discard all later drafts, and end the segment.
+                if any_rejection:
+                    self.drafter.discard_drafts()
+                    yield step + 1
+                    return
 
-    def decide(self, step: int, verified: VerifiedPaths) -> DecidedStep:
-        """Decide an AR step: the target samples the rest of each path."""
+                # 5. The next segment drafts at most twice the number of AR steps that are accepted in this segment.
+                accepted_ar_steps = step + 1 - first
+                self.next_draft_length = min(self.canvas.settings.draft_length, 2 * accepted_ar_steps)
+                yield step + 1
+
+    def verify(self, ar_steps: range, drafts: Mapping[int, Paths]) -> list[VerifiedPaths]:
+        """Verify the drafts of the AR steps of a pass. The head evaluates the tokens of all these AR steps together.
+        Returns the verified paths of each AR step. ``drafts``: the drafted paths, by AR step.
+        """
+        canvas = self.canvas
+        batch, tokens, sizes = self.run_target(ar_steps)
+
+        # 1. Evaluate the head at all states of the drafted paths.
+        all_rows = np.arange(len(tokens))
+        with canvas.clock.phase("head"):
+            rng = CounterRNG(self.keys[tokens.index])
+            speculation = Speculation(canvas.model.net, self.head.for_speculation(batch), batch, rng)
+            paths = Paths.concatenated([drafts[step] for step in ar_steps])
+            accepted_steps = speculation.verify(all_rows, paths.drafted_steps())
+            canvas.report.add(drafted_steps=len(tokens) * speculation.step_count)
+
+        # 2. Split the rows among the AR steps. For example, AR steps of 4 and 6 tokens get the rows 0 to 3 and 4 to 9.
+        rows_of_steps = np.split(all_rows, np.cumsum(sizes)[:-1])
+        return [VerifiedPaths(speculation, rows, accepted_steps[rows]) for rows in rows_of_steps]
+
+    def decide(self, step: int, verified: VerifiedPaths) -> bool:
+        """Decide an AR step: the target samples the rest of each path. Returns whether any image rejects a draft."""
         canvas = self.canvas
         positions = canvas.order.positions_from(step)
         with canvas.clock.phase("head"):
@@ -79,26 +98,8 @@ class Lossless(Mode):
             canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
             outcome = self.count_outcomes(accepted)
 
-        return DecidedStep(Verdict(positions, values, step, outcome), has_rejection=~accepted.all(1).numpy())
-
-    def verified_paths(self, ar_steps: range, drafts: Sequence[Paths]) -> Iterator[VerifiedPaths]:
-        """Verify the drafts of ``ar_steps``, and yield one AR step after another. For each pass of the transformer, the
-        head evaluates the tokens of all AR steps in the pass together.
-        """
-        canvas = self.canvas
-        remaining_drafts = iter(drafts)
-        for batch, tokens, sizes in self.target_batches(ar_steps):
-            # 1. Evaluate the head at all states of the drafted paths.
-            with canvas.clock.phase("head"):
-                rng = CounterRNG(self.keys[tokens.index])
-                speculation = Speculation(canvas.model.net, self.head.for_speculation(batch), batch, rng)
-                paths = Paths.concatenated([*islice(remaining_drafts, len(sizes))])
-                accepted = speculation.verify(np.arange(len(tokens)), paths.drafted_steps())
-                canvas.report.add(drafted_steps=len(tokens) * speculation.step_count)
-
-            # 2. Yield the rows of each AR step.
-            for rows in np.split(np.arange(len(tokens)), np.cumsum(sizes)[:-1]):
-                yield VerifiedPaths(speculation, rows, accepted[rows])
+        canvas.decide(positions, values, step, outcome)
+        return not accepted.all()
 
 
 class VerifiedPaths(NamedTuple):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED, PLAIN, REJECTED
 from ...chain import DiffusionBatch
 from ...diffusion_steps import StepTable
-from ...engine import Verdict
 from ...noise import StreamNoise, row_keys
 from ..canvas import MARCanvas
 from ..tokens import TokenIndex
@@ -27,18 +25,11 @@ from .draft import MARDrafter
 
 
 class TargetBatch(NamedTuple):
-    """A batch for the target's head: the tokens of several AR steps, one AR step after another."""
+    """A batch for the target's head: the tokens of the AR steps of a pass, one AR step after another."""
 
     batch: DiffusionBatch
     tokens: TokenIndex
     sizes: list[int]  # number of tokens in each AR step, for all images together
-
-
-class DecidedStep(NamedTuple):
-    """An AR step that the target has decided."""
-
-    verdict: Verdict
-    has_rejection: np.ndarray  # bool [B], the images with a rejected draft
 
 
 class Mode(ABC):
@@ -51,6 +42,8 @@ class Mode(ABC):
     an image do not depend on its batch.
     """
 
+    # Whether the last diffusion step of a path adds noise, as all other steps do; see :class:`.Paths`.
+    adds_last_noise: ClassVar[bool] = False
     table: StepTable  # the diffusion steps of the target; each subclass sets them
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
@@ -63,27 +56,33 @@ class Mode(ABC):
         self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
     @abstractmethod
-    def segment(self, first: int) -> Iterator[Verdict]:
-        """Draft and verify AR steps from ``first`` on. Yields one verdict for every AR step of the segment that it
-        decides.
+    def segment(self, first: int) -> Iterator[int]:
+        """Draft and verify a segment that starts at AR step ``first``, and decide its tokens. Yields whenever there is
+        something new to show. Each time, yields the number of AR steps whose tokens are on the canvas: decided, or
+        drafted and not verified yet. The last number is also the index of the AR step at which the next segment starts.
         """
 
-    def target_batches(self, ar_steps: range) -> Iterator[TargetBatch]:
-        """Yield a batch for every pass of the target's transformer over ``ar_steps``. The transformer reads all drafts
-        of earlier AR steps. One pass evaluates all ``ar_steps`` or, if the transformer has caches, a single AR step.
+    def passes(self, ar_steps: range) -> list[range]:
+        """The AR steps that each pass of the target's transformer evaluates: all ``ar_steps`` in one pass or, if the
+        transformer has caches, one AR step in each pass. A transformer with caches may read only final tokens, so the
+        caller must decide the AR steps of a pass before it runs the next pass.
+        """
+        if self.transformer.allows_different_steps:
+            return [ar_steps]
+        return [range(step, step + 1) for step in ar_steps]
 
-        A transformer with caches may read only final tokens. So ask for a batch only after the tokens of the previous
-        batch are final.
+    def run_target(self, ar_steps: range) -> TargetBatch:
+        """Run a pass of the target's transformer over ``ar_steps``, which :meth:`passes` chose. Each AR step reads the
+        tokens and drafts of all earlier AR steps. Returns the batch for the target's head.
         """
         canvas = self.canvas
-        conditions = self.transformer.each_step(ar_steps.start, len(ar_steps))
-        step = ar_steps.start
-        for zs in canvas.clock.timed("transformer", conditions):  # for each AR step of a pass, z [P, B, n, C]
-            with canvas.clock.phase("head"):
-                tokens = TokenIndex.step_by_step([canvas.order.positions_from(step + i) for i in range(len(zs))])
-                batch = canvas.batch(self.table, tokens, torch.cat(zs, 2), self.noise)
-            yield TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
-            step += len(zs)
+        with canvas.clock.phase("transformer"):
+            zs = self.transformer.for_ar_steps(ar_steps)  # for each AR step, z [P, B, n, C]
+
+        with canvas.clock.phase("head"):
+            tokens = TokenIndex.step_by_step([canvas.order.positions_from(step) for step in ar_steps])
+            batch = canvas.batch(self.table, tokens, torch.cat(zs, 2), self.noise)
+        return TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
 
     def count_outcomes(self, accepted: Tensor, uses_draft: Tensor | None = None) -> Tensor:
         """Count the drafts of an AR step, or of a whole segment, in the report. Each image with a rejected draft counts

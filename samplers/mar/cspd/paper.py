@@ -31,135 +31,142 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ....networks.torch_state import to_device
-from ...engine import Verdict
 from ...noise import StreamNoise
 from ..canvas import MARCanvas
 from ..tokens import TokenIndex
 from ..transformer import Transformer
 from .densities import PAPER_RULE, RejectionNoise, accept_or_resample
 from .draft import MARDrafter, Paths, sample_paths, table_with_last_std
-from .mode import DecidedStep, Mode
+from .mode import Mode
+
+
+class OwnTurns:
+    """Says at which AR steps each image uses drafts. After gamma accepted AR steps in a row, the next AR step is the
+    image's *own turn*: the image takes the target's own tokens. After an own turn, or after an AR step with a rejected
+    draft, the image counts from 0 again. Each image counts for itself, so its tokens do not depend on its batch, see
+    :class:`.Mode`.
+
+    In this example, gamma is 2, and the second of two images rejects its draft of AR step 5. So this image counts from
+    AR step 6 on, and its next own turn is 6 + 2. The last two lines say how :meth:`Paper.segment` divides the AR steps
+    into segments, and which images use the drafts::
+
+        AR step                 4          5          6          7          8
+        first image             accepts    accepts    own turn   accepts    accepts
+          next_turn before it   6          6          6          9          9
+        second image            accepts    rejects    accepts    accepts    own turn
+          next_turn before it   6          6          8          8          8
+        segment                 first      first      second     third      third
+        drafts are used by      both       both       second     both       first
+
+    """
+
+    next_turn: Tensor  # int64 [B] on the host, the AR step of each image's next own turn
+
+    def __init__(self, images: int, gamma: int, first: int):
+        """``images``: B. ``first``: the first AR step after the prefill, where all images begin to count."""
+        self.gamma = gamma
+        self.next_turn = torch.full((images,), first + gamma)
+
+    def uses_draft(self, step: int) -> Tensor:
+        """The images that use their drafts of AR step ``step``, bool [B]. It is the own turn of all other images."""
+        return step < self.next_turn
+
+    def restart(self, images: Tensor, step: int) -> None:
+        """Let the ``images``, bool [B], count again from AR step ``step`` on."""
+        self.next_turn[images] = step + self.gamma
 
 
 class Paper(Mode):
     """Draft gamma AR steps, accept them up to the first rejected AR step, and resample the rejected tokens.
 
-    Each image has its own count of accepted AR steps. After gamma accepted AR steps in a row, the image takes the
-    target's own tokens at the next AR step. ``takes_own_at`` holds the index of that AR step. With these counts, the
-    tokens of an image do not depend on its batch, see :class:`Mode`. A segment ends at the first AR step at which any
-    image takes the target's own tokens.
-
-    If an image takes the target's own tokens or rejects a draft at AR step k, it begins to count at k + 1. So it next
-    takes the target's own tokens at AR step k + 1 + gamma. In this example, gamma is 2, and the second of two images
-    rejects its draft of AR step 5::
-
-        AR step                    4          5          6          7
-        first image                accepts    accepts    its own    accepts
-          takes_own_at before it   6          6          6          9 = 6 + 1 + 2
-        second image               accepts    rejects    accepts    accepts
-          takes_own_at before it   6          6          8          8 = 5 + 1 + 2
-
+    A segment ends at the first AR step at which any image has its own turn or rejects a draft, see :class:`OwnTurns`.
+    All bool tensors here are on the host, except those whose names begin with d_.
     """
 
-    takes_own_at: np.ndarray  # int64 [B], the AR step at which each image next takes the target's own tokens
+    adds_last_noise = True
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
-        self.gamma = canvas.settings.draft_length
-        first = canvas.settings.prefill(canvas.order.steps)  # the first AR step after the prefill
-        self.takes_own_at = np.full(canvas.images, first + self.gamma)
+        settings = canvas.settings
+        self.own_turns = OwnTurns(canvas.images, settings.draft_length, settings.prefill(canvas.order.steps))
         self.table = table_with_last_std(canvas)
         self.rejection_noise = RejectionNoise(self.keys)
 
-    def segment(self, first: int) -> Iterator[Verdict]:
-        """Decide the AR steps from ``first`` up to the first AR step at which an image takes the target's own tokens or
-        rejects a draft.
+    def segment(self, first: int) -> Iterator[int]:
+        """Decide the AR steps from ``first`` up to and including the first AR step at which any image has its own turn
+        or rejects a draft.
         """
-        # 1. Draft the AR steps at which some image needs a draft.
-        last, to_draft = self.last_and_drafts(first)
-        drafts = {step: self.drafter.step(step, self.noise) for step in to_draft}
+        # 1. Draft the AR steps up to and including the first own turn of any image. Even there, other images may use
+        # drafts.
+        drafts: dict[int, Paths | None] = {}  # by AR step; None if no image uses a draft
+        for step in range(first, self.canvas.order.steps):
+            uses_draft = self.own_turns.uses_draft(step)
+            drafts[step] = self.drafter.draft_step(step, self.noise) if uses_draft.any() else None
+            if not uses_draft.all():
+                break
 
-        # 2. At each AR step, the target samples its own tokens, given the drafts of earlier AR steps.
-        for step, target_paths in enumerate(self.paths(range(first, last + 1)), first):
-            # 3. Accept drafts, and resample rejected tokens, except in images that take the target's own tokens.
-            takes_own = self.takes_own_at == step
-            draft = drafts.get(step)
-            if draft is None:
-                decided = self.own_tokens(step, target_paths)
-            else:
-                decided = self.verify(step, draft, target_paths, torch.from_numpy(~takes_own))
-            self.takes_own_at[takes_own | decided.has_rejection] = step + 1 + self.gamma
+        for ar_steps in self.passes(range(first, first + len(drafts))):
+            # 2. In one pass, the target samples its own tokens of these AR steps, given the drafts of earlier AR steps.
+            paths_of_steps = self.target_paths(ar_steps)
 
-            # 4. If a draft is rejected, discard all later drafts.
-            any_rejection = decided.has_rejection.any()
-            if any_rejection:
-                self.drafter.discard_drafts()
-            yield decided.verdict
-            if any_rejection:
-                return
+            # 3. Decide one AR step after another.
+            for step, target_paths in zip(ar_steps, paths_of_steps, strict=True):
+                uses_draft = self.own_turns.uses_draft(step)
+                has_rejection = self.decide(step, drafts[step], target_paths, uses_draft)
+                self.own_turns.restart(~uses_draft | has_rejection, step + 1)
 
-    def last_and_drafts(self, first: int) -> tuple[int, range]:
-        """The last AR step of the segment that starts at ``first``, if no draft is rejected, and the AR steps to draft.
+                # 4. If a draft is rejected, discard all later drafts, and end the segment.
+                if has_rejection.any():
+                    self.drafter.discard_drafts()
+                    yield step + 1
+                    return
 
-        The last AR step is the first one at which any image takes the target's own tokens, or the last AR step of the
-        run if that is earlier. It needs a draft too, unless all images take the target's own tokens there. In the
-        example of the class, the segments are::
+                yield step + 1
 
-            first    takes_own_at    last    AR steps to draft
-            4        6, 6            6       4, 5
-            6        6, 8            6       6, for the second image
-            7        9, 8            8       7, and 8 for the first image
+    def target_paths(self, ar_steps: range) -> list[Paths]:
+        """The target's own diffusion paths for each AR step of a pass, given the drafts of earlier AR steps."""
+        batch, _, sizes = self.run_target(ar_steps)
+        with self.canvas.clock.phase("head"):
+            paths = sample_paths(self.canvas, batch, self.adds_last_noise)
+        return paths.split(sizes)
 
-        """
-        last = min(int(self.takes_own_at.min()), self.canvas.order.steps - 1)
-        last_needs_draft = bool((self.takes_own_at > last).any())
-        return last, range(first, last + 1 if last_needs_draft else last)
-
-    def paths(self, steps: range) -> Iterator[Paths]:
-        """Yield the target's own diffusion paths for each AR step, given the drafts of all earlier AR steps."""
-        for batch, _, sizes in self.target_batches(steps):
-            with self.canvas.clock.phase("head"):
-                paths = sample_paths(self.canvas, batch, adds_last_noise=True)
-            yield from paths.split(sizes)
-
-    def own_tokens(self, step: int, target_paths: Paths) -> DecidedStep:
-        """Take the target's own tokens in all images, at an AR step without drafts."""
-        positions = self.canvas.order.positions_from(step)
-        verdict = Verdict(positions, target_paths.tokens.view(*positions.shape, -1), step, None)
-        return DecidedStep(verdict, has_rejection=np.zeros(len(positions), dtype=bool))
-
-    def verify(self, step: int, draft: Paths, target_paths: Paths, uses_draft: Tensor) -> DecidedStep:
-        """Verify the drafts of an AR step.
+    def decide(self, step: int, draft: Paths | None, target_paths: Paths, uses_draft: Tensor) -> Tensor:
+        """Decide an AR step: accept drafts or resample them, and take the target's own tokens at own turns.
 
         Args:
-            draft: the draft model's paths.
+            draft: the draft model's paths; None if no image uses a draft.
             target_paths: the target's paths.
-            uses_draft: bool [B] on the host. In an image where it is False, the drafts are ignored, and all tokens are
-                the target's own.
+            uses_draft: bool [B], the images that use their drafts. In all other images, the drafts are ignored.
+
+        Returns:
+            The images that reject a draft, bool [B].
         """
         canvas = self.canvas
         positions = canvas.order.positions_from(step)
-        token_uses_draft = uses_draft.repeat_interleave(positions.shape[1])  # one entry per token, bool [B n]
+        if draft is None:
+            canvas.decide(positions, target_paths.tokens.view(*positions.shape, -1), step)
+            return torch.zeros_like(uses_draft)
 
+        token_uses_draft = uses_draft.repeat_interleave(positions.shape[1])  # one entry per token, bool [B n]
         with canvas.clock.phase("head"):
             # 1. Verify all drafts.
             tokens = TokenIndex.all(positions)
-            q, p = draft.last_step(), target_paths.last_step()
+            q = draft.last_step()
+            p = target_paths.last_step()
             verified = accept_or_resample(draft.tokens, q, p, PAPER_RULE, self.rejection_noise, tokens)
 
             # 2. Take the target's own tokens where the draft is ignored, or where all proposals were rejected.
-            keeps_value = to_device(token_uses_draft & verified.has_value, canvas.device)
-            values = torch.where(keeps_value[:, None], verified.values, target_paths.tokens)
+            d_keeps_value = to_device(token_uses_draft & verified.has_value, canvas.device)
+            values = torch.where(d_keeps_value[:, None], verified.values, target_paths.tokens)
 
-        # 3. Count the drafts. The counts are computed on the host.
+        # 3. Count the drafts that are used.
         accepted = verified.accepted.view(positions.shape)
         outcome = self.count_outcomes(accepted, uses_draft)
         canvas.report.add(**verified.counts(token_uses_draft))
 
-        has_rejection = uses_draft & ~accepted.all(1)
-        return DecidedStep(Verdict(positions, values.view(*positions.shape, -1), step, outcome), has_rejection.numpy())
+        canvas.decide(positions, values.view(*positions.shape, -1), step, outcome)
+        return uses_draft & ~accepted.all(1)

@@ -21,8 +21,6 @@ from dataclasses import replace
 
 import torch
 
-from ....reports.record import DRAFTED
-from ...engine import Verdict
 from ...noise import StreamNoise
 from ..canvas import MARCanvas
 from ..tokens import TokenIndex
@@ -45,48 +43,46 @@ class Published(Mode):
         self.target_noise = noise if settings.alignment else canvas.noise_of("target")
         self.rejection_noise = RejectionNoise(self.keys)
 
-    def segment(self, first: int) -> Iterator[Verdict]:
+    def segment(self, first: int) -> Iterator[int]:
         """Draft and verify the AR steps from ``first`` up to the next multiple of gamma, or up to the last AR step of
         the run if that is earlier. Both ends are included. If gamma is 4, a segment from AR step 6 has the AR steps 6,
         7 and 8, and a segment from AR step 8 has only this AR step.
-
-        The tokens of all these AR steps except the last are decided twice. At first, each AR step has a verdict of its
-        own, with the drafts, so that the sampler can show them. Then the last verdict decides all tokens of the segment
-        again, with the values that remain after verification.
         """
-        order = self.canvas.order
         gamma = self.canvas.settings.draft_length
-        last = min(math.ceil(first / gamma) * gamma, order.steps - 1)
+        last = min(math.ceil(first / gamma) * gamma, self.canvas.order.steps - 1)
+        ar_steps = range(first, last + 1)
 
-        # 1. Draft one AR step after another. Decide the drafts for now.
+        # 1. Draft one AR step after another, and let the sampler show the drafts. No draft is decided yet.
         drafted = []  # for each AR step, the last diffusion steps of its drafts
-        for step in range(first, last + 1):
-            positions = order.positions_from(step)
-            paths = self.drafter.step(step, self.noise)
+        for step in ar_steps:
+            paths = self.drafter.draft_step(step, self.noise)
             drafted.append(paths.last_step())
             if step < last:
-                outcome = torch.full_like(positions, DRAFTED, dtype=torch.uint8)
-                yield Verdict(positions, paths.tokens.view(*positions.shape, -1), step, outcome)
+                yield step + 1
 
-        # 2. Verify the whole segment, and decide all its tokens again.
-        yield self.verdict(first, last, drafted)
+        # 2. Verify all drafts, and decide all tokens of the segment.
+        self.verify(ar_steps, drafted)
+        yield last + 1
 
-    def verdict(self, first: int, last: int, drafted: Sequence[LastStep]) -> Verdict:
-        """Verify the drafts of the AR steps ``first`` to ``last``, given the tokens before ``first``."""
+    def verify(self, ar_steps: range, drafted: Sequence[LastStep]) -> None:
+        """Verify the drafts of ``ar_steps``, given the tokens before these AR steps, and decide the tokens.
+
+        ``drafted``: for each AR step, the last diffusion steps of its drafts.
+        """
         canvas = self.canvas
         order = canvas.order
-        positions = order.positions_from(first, last + 1 - first)
+        positions = order.positions_from(ar_steps[0], len(ar_steps))
         tokens = TokenIndex.all(positions)
 
-        # Sample the target's own paths for all tokens, given the tokens before the segment.
+        # 1. Sample the target's own paths for all tokens, given the tokens before the segment.
         with canvas.clock.phase("transformer"):
-            z = self.transformer(first, positions)
+            z = self.transformer(ar_steps[0], positions)
         with canvas.clock.phase("head"):
             batch = canvas.batch(self.table, tokens, z, self.target_noise)
-            batch = replace(batch, cfg=torch.full_like(batch.cfg, order.cfg[last]))
-            target = sample_paths(canvas, batch, adds_last_noise=False)
+            batch = replace(batch, cfg=torch.full_like(batch.cfg, order.cfg[ar_steps[-1]]))
+            target = sample_paths(canvas, batch, self.adds_last_noise)
 
-            # Accept drafts, and resample the rejected tokens.
+            # 2. Accept drafts, and resample the rejected tokens.
             q = joined_by_image(drafted, canvas.images)
             p = target.last_step()
             drafts = canvas.values[tokens.index]
@@ -94,8 +90,14 @@ class Published(Mode):
             canvas.report.add(**verified.counts())
 
         accepted = verified.accepted.view(positions.shape)
+        outcome = self.count_outcomes(accepted)
         if not accepted.all():
             self.drafter.discard_drafts()
-        when = [torch.full_like(order.positions_from(step), step, dtype=torch.int32) for step in range(first, last + 1)]
+
+        # 3. Decide one AR step after another. In each image, the tokens of the AR steps stand side by side.
+        sizes = [order.sizes[step] for step in ar_steps]
         values = verified.values.view(*positions.shape, -1)
-        return Verdict(positions, values, torch.cat(when, 1), self.count_outcomes(accepted))
+        for step, step_positions, step_values, step_outcome in zip(
+            ar_steps, positions.split(sizes, 1), values.split(sizes, 1), outcome.split(sizes, 1), strict=True
+        ):
+            canvas.decide(step_positions, step_values, step, step_outcome)

@@ -20,7 +20,7 @@ from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.mar.transformer import FullTransformer, Transformer
+from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar, toy_mar
@@ -184,6 +184,8 @@ def test_segments_are_never_longer_than_the_setting(model):
 class Remembers(FullTransformer):
     """A transformer that verifies step by step, as one with a cache does: it must see final tokens only, in order."""
 
+    allows_different_steps = False
+
     def __init__(self, canvas, asked):
         super().__init__(canvas)
         self.asked = asked
@@ -193,9 +195,6 @@ class Remembers(FullTransformer):
         known = self.canvas.order.decided_before(step)[..., None].expand(-1, -1, tokens.shape[2])
         self.asked.append((step, tokens.gather(1, known)))
         return super().__call__(step, wanted)
-
-    def each_step(self, step, count):
-        return Transformer.each_step(self, step, count)
 
     def discard_features(self):
         raise AssertionError("the target's tokens are final")
@@ -228,7 +227,7 @@ def test_several_steps_in_one_pass_are_the_steps_one_by_one(model):
         canvas.values = torch.randn(canvas.values.shape, generator=torch.Generator().manual_seed(1))
         look = FullTransformer(canvas)
         for step, count in ((0, 6), (2, 3), (5, 1)):
-            for s, z in zip(range(step, step + count), next(look.each_step(step, count)), strict=True):
+            for s, z in zip(range(step, step + count), look.for_ar_steps(range(step, step + count)), strict=True):
                 alone = look(s, canvas.order.positions_from(s))
                 torch.testing.assert_close(z, alone, rtol=1e-4, atol=1e-5)
                 assert len(z) == 1 + (cfg != 1)

@@ -29,7 +29,7 @@ from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tokens import TokenIndex
-from fastar_nodes.samplers.mar.transformer import FullTransformer, Transformer
+from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_models import tiny_mar
 from torch import Tensor
@@ -153,6 +153,8 @@ def test_an_image_does_not_depend_on_the_others_of_its_batch(model):
 class Remembers(FullTransformer):
     """A transformer that evaluates AR steps one by one, as one with a cache does."""
 
+    allows_different_steps = False
+
     def __init__(self, canvas, asked):
         super().__init__(canvas)
         self.asked = asked
@@ -160,9 +162,6 @@ class Remembers(FullTransformer):
     def __call__(self, step, wanted):
         self.asked.append(step)
         return super().__call__(step, wanted)
-
-    def each_step(self, step, count):
-        return Transformer.each_step(self, step, count)
 
     def discard_features(self):
         raise AssertionError("the target's tokens are final")
