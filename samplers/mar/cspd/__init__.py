@@ -8,8 +8,8 @@ its published code. CSpD has three modes, each in its own file:
 - ``lossless``: FastAR's own mode. Its images have exactly the target's distribution, whatever the draft model is.
 
 A *segment* is several AR steps in a row: the draft model drafts all of them before the target verifies their drafts. A
-mode is a class whose method ``segment`` drafts and verifies a segment (``mode.py``). ``draft.py`` has the draft model.
-``densities.py`` has the rejection rule of the modes ``published`` and ``paper``.
+mode is a class whose method ``segment`` drafts, verifies and decides a segment (``mode.py``). ``draft.py`` has the
+draft model. ``densities.py`` has the rejection rule of the modes ``published`` and ``paper``.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def speculate(canvas: MARCanvas, transformer: Transformer, prefill_diffusion: Di
     yield from run_passes(canvas, {s: order.positions_from(s) for s in range(step)}, transformer, prefill_diffusion)
 
     while step < order.steps:
-        for next_step in mode.segment(step):  # the first AR step that has neither tokens nor drafts to show
+        for next_step in mode.segment(step):
             yield from canvas.yield_step(next_step, partial(canvas.view, mode.drafter.drafted))
         step = next_step
     return canvas.finish()

@@ -57,9 +57,11 @@ class Mode(ABC):
 
     @abstractmethod
     def segment(self, first: int) -> Iterator[int]:
-        """Draft and verify a segment that starts at AR step ``first``, and decide its tokens. Yields whenever there is
-        something new to show. Each time, yields the number of AR steps whose tokens are on the canvas: decided, or
-        drafted and not verified yet. The last number is also the index of the AR step at which the next segment starts.
+        """Draft and verify a segment that starts at AR step ``first``, and decide its tokens.
+
+        After each AR step, yields the index of the next AR step, so that the caller can show a partial result. The next
+        segment starts at the last of these indices. For example, a segment that decides the AR steps 4 and 5 yields 5
+        and 6. In mode *published*, an AR step counts as soon as it is drafted.
         """
 
     def passes(self, ar_steps: range) -> list[range]:
