@@ -9,7 +9,7 @@ null branch, which does not read the class or prompt. P is 1 without guidance. I
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, cast
 
@@ -42,37 +42,42 @@ class StepKind(Enum):
 class HeadSchedule(NamedTuple):
     """What the head computes at each diffusion step. Step 0 has the highest timestep."""
 
-    kinds: list[StepKind]  # one for each step
+    kinds: list[StepKind]  # the kind of each step
+    index_in_kind: list[int]  # index of each step among the steps of its kind
     steps_of_kind: dict[StepKind, Tensor]  # indices of the steps of each kind, int64 on the device
     uses_cache: bool  # whether any step reuses something
 
 
 def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule:
-    """The kind of each of ``steps`` diffusion steps, see :class:`CachedChainHead`.
+    """The schedule of ``steps`` diffusion steps. :class:`CachedChainHead` describes the kinds.
 
     The first step is full. A step is also full if the number of steps left after it is 0 or another multiple of
     ``period``. Any other step is an edge step if more than 90 % of all steps are left after it, and otherwise reused.
     For example, these are the first 11 of 30 steps with a period of 5 (F for full, E for edge, R for reused)::
 
-        step   0  1  2  3  4  5  6  7  8  9  10 ...
-        left   29 28 27 26 25 24 23 22 21 20 19 ...
-        kind   F  E  R  R  F  R  R  R  R  F  R  ...
+        step           0  1  2  3  4  5  6  7  8  9  10 ...
+        left           29 28 27 26 25 24 23 22 21 20 19 ...
+        kind           F  E  R  R  F  R  R  R  R  F  R  ...
+        index_in_kind  0  0  0  1  1  2  3  4  5  2  6  ...
     """
-    full = {steps - 1, *range(0, steps, period)}
-    kinds = []
-    for left in range(steps - 1, -1, -1):  # number of steps left after this one
-        if left in full:
-            kinds.append(StepKind.FULL)
+    kinds: list[StepKind] = []
+    index_in_kind: list[int] = []
+    for k in range(steps):
+        left = steps - 1 - k  # number of steps left after step k
+        if k == 0 or left % period == 0:
+            kind = StepKind.FULL
         elif left > 0.9 * steps:
-            kinds.append(StepKind.EDGE)
+            kind = StepKind.EDGE
         else:
-            kinds.append(StepKind.REUSED)
+            kind = StepKind.REUSED
+        index_in_kind.append(kinds.count(kind))
+        kinds.append(kind)
 
     steps_of_kind = {}
     for kind in StepKind:
-        which = [k for k in range(steps) if kinds[k] == kind]
+        which = [k for k in range(steps) if kinds[k] is kind]
         steps_of_kind[kind] = to_device(torch.tensor(which, dtype=torch.int64), device)
-    return HeadSchedule(kinds, steps_of_kind, uses_cache=period > 1)
+    return HeadSchedule(kinds, index_in_kind, steps_of_kind, uses_cache=period > 1)
 
 
 class CachedChainHead:
@@ -107,26 +112,25 @@ class CachedChainHead:
         self.net = net
         self.head = head
         self.outer = outer
-        self.kinds = schedule.kinds
+        self.schedule = schedule
         self.branches, self.tokens = batch.z.shape[:2]
         self.report = report  # counts the work
 
-        # The modulations of the steps of each kind, in the order in which run_chain takes the steps. Only full steps
-        # compute both branches.
-        both_branches = head.cond_embed(batch.z.flatten(0, 1))
-        conditional = both_branches[: self.tokens]
+        # Only full steps compute all blocks and all branches.
+        all_blocks = [*head.res_blocks]
         outer_blocks = [head.res_blocks[number] for number in outer]
-        blocks = {
-            StepKind.FULL: [*head.res_blocks],
-            StepKind.EDGE: outer_blocks,
-            StepKind.REUSED: outer_blocks,
-        }
-        self.modulations: dict[StepKind, Iterator[Modulations]] = {}
+        all_branches = head.cond_embed(batch.z.flatten(0, 1))  # [P N, w]
+        conditional = all_branches[: self.tokens]  # [N, w]
+
+        self.modulations: dict[StepKind, KindModulations] = {}
         for kind, steps in schedule.steps_of_kind.items():
-            condition = both_branches if kind is StepKind.FULL else conditional
-            self.modulations[kind] = modulations_of_steps(
-                net, head, blocks[kind], batch.table.times[steps], condition, only_gates=kind is StepKind.REUSED
-            )
+            times = batch.table.times[steps]
+            if kind is StepKind.FULL:
+                modulations = KindModulations(net, head, all_blocks, times, all_branches, only_gates=False)
+            else:
+                only_gates = kind is StepKind.REUSED
+                modulations = KindModulations(net, head, outer_blocks, times, conditional, only_gates)
+            self.modulations[kind] = modulations
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
         """See :class:`...chain.ChainHead`.
@@ -136,8 +140,8 @@ class CachedChainHead:
         """
         net = self.net
         head = self.head
-        kind = self.kinds[k]
-        modulations = next(self.modulations[kind])
+        kind = self.schedule.kinds[k]
+        modulations = self.modulations[kind].at(self.schedule.index_in_kind[k])
 
         if kind is StepKind.FULL:
             self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
@@ -192,38 +196,62 @@ class Modulations(NamedTuple):
     of_last_layer: Sequence[Tensor]  # shift and scale
 
 
-def modulations_of_steps(
-    net: MAR,
-    head: DiffusionHead,
-    blocks: Sequence[nn.Module],
-    times: Tensor,
-    condition: Tensor,
-    only_gates: bool,
-) -> Iterator[Modulations]:
-    """Yield the modulations of each of S steps. Many steps are computed together, so the head reads its weights only
+class KindModulations:
+    """The modulations of all steps of one kind. Many steps are computed together, so the head reads its weights only
     once for all these steps.
-
-    Args:
-        blocks: the blocks whose modulations the steps need.
-        times: embeddings of the timesteps, [S, w].
-        condition: embeddings of the conditions z, [R, w].
-        only_gates: whether the steps need only the gates of the blocks. They always need shift and scale of the last
-            layer.
     """
-    count = len(blocks) * (1 if only_gates else 3) + 2  # number of modulations of a step
-    steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
-    for some_times in times[:, None].split(steps_at_once):
-        embedding = some_times + condition
-        if only_gates:
-            computed = head.gates(embedding, blocks) + head.modulations(embedding, ())
-        else:
-            computed = head.modulations(embedding, blocks)
 
-        for *of_blocks, shift, scale in for_each_step(net, computed):
-            if only_gates:
-                yield Modulations((), (), of_blocks, (shift, scale))
-            else:  # shift, scale and gate of the first block, then of the second block, and so on
-                yield Modulations(of_blocks[0::3], of_blocks[1::3], of_blocks[2::3], (shift, scale))
+    newest: Sequence[Modulations] = ()  # the steps that were computed together last
+
+    def __init__(
+        self,
+        net: MAR,
+        head: DiffusionHead,
+        blocks: Sequence[nn.Module],
+        times: Tensor,
+        condition: Tensor,
+        only_gates: bool,
+    ):
+        """Compute nothing yet.
+
+        Args:
+            blocks: the blocks whose modulations the steps need.
+            times: embeddings of the timesteps of the S steps of this kind, [S, w].
+            condition: embeddings of the conditions z, [R, w].
+            only_gates: whether the steps need only the gates of the blocks. They always need shift and scale of the
+                last layer.
+        """
+        self.net = net
+        self.head = head
+        self.blocks = blocks
+        self.times = times
+        self.condition = condition
+        self.only_gates = only_gates
+
+        modulations_of_step = len(blocks) * (1 if only_gates else 3) + 2
+        self.at_once = max(1, BUDGET // max(1, condition.numel() * modulations_of_step))  # number of steps
+
+    def at(self, index: int) -> Modulations:
+        """The modulations of a step, by its index among the steps of this kind. The caller asks for the steps in the
+        order 0, 1, 2, ...
+        """
+        if index % self.at_once == 0:
+            self.newest = self._compute(index)
+        return self.newest[index % self.at_once]
+
+    def _compute(self, first: int) -> list[Modulations]:
+        """The modulations of the ``at_once`` steps of this kind from index ``first`` on."""
+        head = self.head
+        embedding = self.times[first : first + self.at_once, None] + self.condition  # [at_once, R, w]
+        if not self.only_gates:
+            # Shift, scale and gate of the first block, then of the second block, and so on.
+            steps = for_each_step(self.net, head.modulations(embedding, self.blocks))
+            return [Modulations(m[0:-2:3], m[1:-2:3], m[2:-2:3], of_last_layer=m[-2:]) for m in steps]
+
+        gates = head.gates(embedding, self.blocks)
+        of_last_layer = head.modulations(embedding, ())
+        steps = for_each_step(self.net, gates + of_last_layer)
+        return [Modulations((), (), gates=m[:-2], of_last_layer=m[-2:]) for m in steps]
 
 
 # ------------------------------------------------------------------------------------------------ a step of each kind
@@ -234,7 +262,9 @@ class HeadCache(NamedTuple):
 
     mlps: list[Tensor]  # outputs of the outer blocks' MLPs, [N, w] each
     middle: Tensor  # sum of what blocks 1 to 4 added, [N, w]
-    guided_bias: Tensor  # the last layer's bias plus what guidance adds to the output, fp32 [N, 2 c]
+    # What guidance adds to the head's output, plus the last layer's bias, fp32 [N, 2 c]. One kernel then multiplies by
+    # the last layer's weight and adds both (torch.addmm).
+    guidance_and_bias: Tensor
 
 
 # Each of the three functions take_..._step calls the head (evaluate_full, evaluate_edge or evaluate_reused), and then
@@ -315,13 +345,15 @@ def evaluate_full(
     last = head.final_layer.linear
     out = last(modulated(h, head.final_layer.norm_final, *of_last_layer).to(last.weight.dtype))
 
-    # 3. What guidance adds to the noise. It does not change the variance logits, the last c channels.
+    # 3. What guidance adds to the noise of the conditional branch: null + cfg (conditional - null) is
+    # conditional + (cfg - 1) (conditional - null). It adds 0 to the variance logits, the last c channels.
     if branches == 1:
-        guided_bias = last.bias.repeat(n, 1)
+        guidance_and_bias = last.bias.repeat(n, 1)
     else:
-        guidance = (inputs.cfg - 1) * (out[:n] - out[n:])[:, : head.channels]
-        guided_bias = last.bias + F.pad(guidance, (0, head.channels))
-    return out.view(branches, n, -1), HeadCache(mlps, middle, guided_bias)
+        conditional, null = out[:n], out[n:]
+        guidance = (inputs.cfg - 1) * (conditional - null)[:, : head.channels]
+        guidance_and_bias = F.pad(guidance, (0, head.channels)) + last.bias
+    return out.view(branches, n, -1), HeadCache(mlps, middle, guidance_and_bias)
 
 
 def evaluate_edge(
@@ -343,7 +375,7 @@ def evaluate_edge(
         mlp = block.mlp(modulated(h, block.in_ln, shift, scale))
         mlps.append(mlp)
         h = torch.addcmul(h, gate, mlp)
-        if number == 0:  # the middle blocks follow block 0
+        if number + 1 == MIDDLE.start:  # the middle blocks come next
             h = h + cache.middle
     return _output(head, h, of_last_layer, cache), cache._replace(mlps=mlps)
 
@@ -358,12 +390,13 @@ def evaluate_reused(
     h = head.input_proj(inputs.x.to(head.input_proj.weight.dtype))
     for number, gate, mlp in zip(outer, gates, cache.mlps, strict=True):
         h = torch.addcmul(h, gate, mlp)
-        if number == 0:  # the middle blocks follow block 0
+        if number + 1 == MIDDLE.start:  # the middle blocks come next
             h = h + cache.middle
     return _output(head, h, of_last_layer, cache)
 
 
 def _output(head: DiffusionHead, h: Tensor, of_last_layer: Sequence[Tensor], cache: HeadCache) -> Tensor:
     """The last layer's output for features ``h``, [N, w], plus the cached guidance: fp32 [1, N, 2 c]."""
-    h = modulated(h, head.final_layer.norm_final, *of_last_layer)
-    return torch.addmm(cache.guided_bias, h.to(cache.guided_bias.dtype), head.final_layer.linear.weight.t())[None]
+    weight = head.final_layer.linear.weight
+    h = modulated(h, head.final_layer.norm_final, *of_last_layer).to(weight.dtype)
+    return torch.addmm(cache.guidance_and_bias, h, weight.t())[None]
