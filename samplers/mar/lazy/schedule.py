@@ -21,8 +21,6 @@ PUBLISHED_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *
 # With these values of the setting ``selection``, a pass computes all undecided or all decided tokens, however many
 # there are.
 BY_STATE = ("undecided", "decided")
-# With these values, a pass computes the rows that have changed most or least since the previous pass.
-BY_SIMILARITY = ("least-similar", "most-similar")
 
 
 def spare_rows(rows: int) -> int:
@@ -102,23 +100,31 @@ def computed_ratios(settings: CacheSettings, steps: int) -> list[float]:
 
     - *published*: AR step k has entry k of PUBLISHED_RATIOS, and the last entry after step 63. If computed_ratio is not
       0.05, the entries are rescaled to end at computed_ratio.
-    - *stretched*: the same table, stretched over all AR steps. With 64 AR steps, *stretched* and *published* are the
-      same.
+    - *stretched*: the same table, stretched over all AR steps. With 32 AR steps, AR step k has entry 2 k; with 128 AR
+      steps, AR step 41 lies halfway between the entries 20 and 21. With 64 AR steps, *stretched* and *published* are
+      the same.
     - *constant*: computed_ratio at all AR steps, as in the paper's Figure 6.
     """
     lowest = settings.computed_ratio
     if settings.ratio_schedule == "constant":
         return [lowest] * steps
 
-    last = len(PUBLISHED_RATIOS) - 1
-    out = []
-    for k in range(steps):
-        at = k * len(PUBLISHED_RATIOS) / steps if settings.ratio_schedule == "stretched" else k
-        low = min(int(at), last)
-        high = min(low + 1, last)
-        ratio = PUBLISHED_RATIOS[low] + (at - low) * (PUBLISHED_RATIOS[high] - PUBLISHED_RATIOS[low])
+    # 1. The table's share at each AR step.
+    table = PUBLISHED_RATIOS
+    if settings.ratio_schedule == "published":
+        shares = [table[min(k, len(table) - 1)] for k in range(steps)]
+    else:  # stretched
+        shares = [interpolated(table, k * len(table) / steps) for k in range(steps)]
 
-        # Map the table's shares, 0.05 to 1, onto the range from ``lowest`` to 1. Round the result: RowSelection rounds
-        # the number of rows down, so 0.1499 in place of 0.15 could lose a row.
-        out.append(round(1 - (1 - lowest) * (1 - ratio) / (1 - PUBLISHED_RATIOS[-1]), 9))
-    return out
+    # 2. Map the table's shares, 0.05 to 1, onto the range from ``lowest`` to 1. Round the result: RowSelection rounds
+    # the number of rows down, so 0.1499 in place of 0.15 could lose a row.
+    return [round(1 - (1 - lowest) * (1 - share) / (1 - table[-1]), 9) for share in shares]
+
+
+def interpolated(table: Sequence[float], index: float) -> float:
+    """The entry of the table at ``index``, which is at least 0 and less than the number of entries. For example, the
+    entry at 20.25 is 3/4 of entry 20 plus 1/4 of entry 21. The last entry continues up to the end of the table.
+    """
+    low = int(index)
+    high = min(low + 1, len(table) - 1)
+    return table[low] + (index - low) * (table[high] - table[low])

@@ -9,7 +9,7 @@ batch has E entries: the B images, or each image twice if a pass computes both b
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor
 from ....networks.torch_state import to_device
 from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
-from .schedule import BY_SIMILARITY, BY_STATE, computed_ratios, measuring_block, spare_rows
+from .schedule import BY_STATE, computed_ratios, measuring_block, spare_rows
 from .settings import CacheSettings
 
 
@@ -29,19 +29,22 @@ class RowSelection:
 
         |<--- known --->|<---- new ---->|<-- wanted -->|<-- others -->|
         before the         since then       now            later
-        previous pass   |<------- always computed ---->|
+        previous pass   |<------- required ----------->|
         |<-------- decided ------------>|<-------- undecided -------->|
 
+           8 tokens        3 tokens       2 tokens       12 tokens      (the example below)
+
     Table 3 of the paper names each strategy after the tokens that are cached. The setting ``selection`` names a
-    strategy after the tokens that a pass computes in addition to the new and the wanted tokens:
+    strategy after the tokens that a pass computes in addition to the required tokens:
 
     - *least-similar* (V in Table 3; equation (8)), *most-similar* (IV), *random* (III): enough rows to reach the share
       of :func:`computed_ratios`, but at least :func:`spare_rows` additional rows;
     - *undecided* (II): the tokens called "others" above;
     - *decided* (I): the tokens called "known" above.
 
-    The pass measures the similarities that *least-similar* and *most-similar* need (:class:`ChoiceBySimilarity`). For
-    the other strategies, ranks that are known before the pass order the rows (:class:`ChoiceByRank`).
+    In the example, let 3 class rows stand in front of the 25 tokens, so there are 28 rows. With a share of 0.5 and at
+    least 1 additional row, the first three strategies compute max(5 + 1, 0.5 * 28) = 14 rows. *undecided* computes
+    5 + 12 = 17 rows, and *decided* 5 + 8 = 13 rows.
 
     We infer two details, which the paper leaves open, from the numbers of operations that the paper states for I and
     II: *undecided* and *decided* leave out the class rows, and all strategies compute the wanted and the new tokens.
@@ -76,33 +79,30 @@ class RowSelection:
             known_count: number of tokens that were decided before the previous pass.
             required: rows of the wanted tokens, then rows of the new tokens, int64 [E, m].
         """
-        size = self._size(step, known_count, required.shape[1])
+        order = self.canvas.order
+        required_count = required.shape[1]
+        decided_count = order.count_before[step]
+
+        # 1. How many rows the pass computes, and their ranks [B, N], if these are known before the pass.
+        rank: Tensor | None = None
+        if self.selection == "decided":
+            size = required_count + known_count
+            rank = self._ranked_first(order.decision_order[:, :decided_count])
+        elif self.selection == "undecided":
+            others_count = self.canvas.cells - known_count - required_count
+            size = required_count + others_count
+            rank = self._ranked_first(order.decision_order[:, decided_count:])
+        else:
+            size = max(required_count + self.spare, int(self.total * self.ratios[step]))
+            if self.selection == "random":
+                rank = self.random.uniform(step).view(-1, self.total)
+
+        # 2. The choice. Both branches of guidance have the same ranks.
         if size >= self.total:
             return None
-        if self.selection in BY_SIMILARITY:
-            return ChoiceBySimilarity(required, size, most_similar=self.selection == "most-similar")
-
-        rank = self._rank(step)  # [B, N]
-        return ChoiceByRank(required, size, rank.repeat(len(required) // len(rank), 1))
-
-    def _size(self, step: int, known_count: int, required_count: int) -> int:
-        """Number of rows to compute; ``required_count``: number of wanted and new tokens."""
-        if self.selection == "decided":
-            return known_count + required_count  # known + new + wanted
-        if self.selection == "undecided":
-            return self.canvas.cells - known_count  # new + wanted + others
-        return max(required_count + self.spare, int(self.total * self.ratios[step]))
-
-    def _rank(self, step: int) -> Tensor:
-        """Ranks of the rows for *decided*, *undecided* and *random*, fp32 [B, N]."""
-        if self.selection == "random":
-            return self.random.uniform(step).view(-1, self.total)
-
-        order = self.canvas.order.decision_order
-        decided_count = self.canvas.order.count_before[step]
-        if self.selection == "decided":
-            return self._ranked_first(order[:, :decided_count])
-        return self._ranked_first(order[:, decided_count:])
+        if rank is not None:
+            rank = rank.repeat(len(required) // len(rank), 1)  # [E, N]
+        return RowChoice(required, size, rank, most_similar=self.selection == "most-similar")
 
     def _ranked_first(self, tokens: Tensor) -> Tensor:
         """Ranks, fp32 [B, N], that put ``tokens``, int64 [B, n], before all other rows."""
@@ -110,26 +110,15 @@ class RowSelection:
         return rank.scatter_(1, tokens + self.canvas.model.net.config.buffer, 0.0)
 
 
-class ChoiceByRank(NamedTuple):
-    """Chooses the rows that the decoder computes after the measuring block, by ranks that are known before the pass."""
+class RowChoice(NamedTuple):
+    """Chooses the rows that the decoder computes after the measuring block: the required rows, and then the other rows
+    of lowest rank. The decoder calls this object in the measuring block (:func:`.run_decoder`).
+    """
 
     required: Tensor  # int64 [E, m], rows that the pass computes in any case
     size: int  # number of rows that the pass computes, including ``required``
-    rank: Tensor  # fp32 [E, N]
-
-    def __call__(self, values: Tensor, previous: Tensor) -> Tensor:
-        """The rows to compute, int64 [E, size]; see :func:`lowest_ranked`. The arguments are those of
-        :meth:`ChoiceBySimilarity.__call__`, and have no effect here.
-        """
-        return lowest_ranked(self.rank, self.required, self.size)
-
-
-class ChoiceBySimilarity(NamedTuple):
-    """Chooses the rows that the decoder computes after the measuring block, by equation (8)."""
-
-    required: Tensor  # int64 [E, m], rows that the pass computes in any case
-    size: int  # number of rows that the pass computes, including ``required``
-    most_similar: bool  # whether to compute the most similar rows, or the least similar
+    known_rank: Tensor | None  # fp32 [E, N], ranks that are known before the pass; None to rank by similarity
+    most_similar: bool  # by similarity: whether the most similar rows have the lowest ranks, or the least similar
 
     def __call__(self, values: Tensor, previous: Tensor) -> Tensor:
         """The rows to compute, int64 [E, size]; see :func:`lowest_ranked`.
@@ -137,13 +126,14 @@ class ChoiceBySimilarity(NamedTuple):
         ``values``, ``previous``: the attention values V of the measuring block in this pass and in the previous pass,
         [E, heads, N, d].
         """
+        if self.known_rank is not None:
+            return lowest_ranked(self.known_rank, self.required, self.size)
+
         # The similarities of unchanged rows differ only by rounding errors. These must not decide the order of the
         # rows, so round s more coarsely.
         s = (similarity(values, previous) * 2**17).round() / 2**17
-        return lowest_ranked(-s if self.most_similar else s, self.required, self.size)
-
-
-RowChoice: TypeAlias = ChoiceByRank | ChoiceBySimilarity
+        rank = -s if self.most_similar else s  # equation (8) takes the least similar rows
+        return lowest_ranked(rank, self.required, self.size)
 
 
 def lowest_ranked(rank: Tensor, required: Tensor, size: int) -> Tensor:
