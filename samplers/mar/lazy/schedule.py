@@ -49,38 +49,57 @@ def next_refreshes(settings: CacheSettings, steps: int) -> list[int]:
 
 
 class StoredFeatures(NamedTuple):
-    """What a refresh stores for the passes before the next refresh."""
+    """What a refresh stores for the passes before the next refresh. Each of the last three fields is for one cache."""
 
     next_refresh: int  # AR step of the next refresh
     # Encoder cache: the largest number of rows (class rows and decided tokens) that the encoder reads before the next
-    # refresh; 0 if the refresh stores nothing of the encoder.
+    # refresh; 0 without this cache.
     encoder_rows: int
-    decoder: bool  # token cache: whether to store the decoder's keys and values, for passes that leave rows out
-    residual: bool  # condition cache: whether to store the difference between the two branches of guidance
+    token_cache: bool  # whether to store the decoder's keys and values, for passes that leave rows out
+    condition_cache: bool  # whether to store the difference between the two branches of guidance
 
 
 def stored_by_refreshes(
-    settings: CacheSettings, decided_before: Sequence[int], leaves_out_rows: Sequence[bool], buffer: int, guided: bool
+    settings: CacheSettings, encoder_rows: Sequence[int], leaves_out_rows: Sequence[bool], guided: bool
 ) -> list[StoredFeatures | None]:
     """For each AR step, what its pass stores if the pass is a refresh. None if it stores nothing, because no cache
     would use it or because the next AR step is a refresh, too.
 
+    For example, with guidance, all caches, start_step 1 and refresh_period 3. The AR steps 0, 1 and 4 are refreshes; a
+    later one is a refresh only if the sampler skips AR steps::
+
+        AR step           0     1     2     3     4     5
+        encoder_rows      2     3     5     8     12    17
+        leaves_out_rows   no    no    no    no    yes   yes
+        next refresh      1     4     4     4     6     6
+        stored            None  [1]   [1]   None  [2]   None
+
+        [1] for AR step 3, or 2 and 3: encoder_rows=8,  token_cache=False, condition_cache=True
+        [2] for AR step 5:             encoder_rows=17, token_cache=True,  condition_cache=True
+
     Args:
         settings: which caches are on, and when refreshes are due.
-        decided_before: how many tokens are decided before each AR step.
+        encoder_rows: for each AR step, how many class rows and decided tokens there are before it.
         leaves_out_rows: for each AR step, whether its pass may leave out rows of the decoder if it is not a refresh.
-        buffer: number of class rows.
         guided: whether guidance is on, so there are two branches.
     """
+    steps = len(encoder_rows)
     out: list[StoredFeatures | None] = []
-    for step, next_refresh in enumerate(next_refreshes(settings, len(decided_before))):
+    for step, next_refresh in enumerate(next_refreshes(settings, steps)):
         passes = range(step + 1, next_refresh)  # AR steps whose passes may use what the refresh stores
-        encoder_rows = buffer + decided_before[next_refresh - 1] if settings.encoder_cache else 0
-        decoder = any(leaves_out_rows[k] for k in passes)
-        residual = guided and settings.condition_cache
+        if not passes:
+            out.append(None)
+            continue
 
-        stores = len(passes) > 0 and (encoder_rows > 0 or decoder or residual)
-        out.append(StoredFeatures(next_refresh, encoder_rows, decoder, residual) if stores else None)
+        # The last of these passes reads the most rows of the encoder.
+        stored = StoredFeatures(
+            next_refresh,
+            encoder_rows=encoder_rows[passes[-1]] if settings.encoder_cache else 0,
+            token_cache=any(leaves_out_rows[k] for k in passes),
+            condition_cache=settings.condition_cache and guided,
+        )
+        stores_something = stored.encoder_rows > 0 or stored.token_cache or stored.condition_cache
+        out.append(stored if stores_something else None)
     return out
 
 

@@ -1,23 +1,46 @@
 """The transformer with LazyMAR's caches. ``__init__.py`` describes the method and its equations.
 
+The three caches are the fields ``encoder``, ``token`` and ``residual`` of :class:`TransformerCache`. A field is None if
+its cache is off:
+
+=========  =============================================  =====================================  ====================
+cache      a refresh stores                               a later pass                           and then updates
+=========  =============================================  =====================================  ====================
+encoder    keys and values of the encoder, and the        encodes only the class rows and the    the new tokens
+           decoder's input rows                           new tokens
+token      keys and values of the decoder's later         computes only some rows in the later   the computed rows
+           blocks, and V of the measuring block           blocks
+condition  the residual: null minus conditional branch    computes only the conditional branch   nothing
+=========  =============================================  =====================================  ====================
+
+For example, 8 tokens are decided before AR step 5. AR step 5 is a refresh and decides 3 tokens. AR step 6 decides 2. An
+image has 25 tokens and 3 class rows, so N is 28. With guidance and all caches, these are the rows that the two passes
+compute in a class model (``selection.py`` continues the example)::
+
+                             AR step 5, refresh_features    AR step 6, reuse_features
+    encoder                  3 + 8, in both branches        3 + 3, in the conditional branch
+    decoder, first blocks    28, in both branches           28, in the conditional branch
+    decoder, later blocks    28, in both branches           14, in the conditional branch
+    null branch              computed like the other        conditional branch + residual
+
 Shapes: B images, L tokens, N rows of the decoder, C width. The N rows are first the ``buffer`` class rows, then the L
 tokens. A row is one vector, so in this file the batch rows of the glossary are called *entries*. The batches of the
 decoder and the encoder have E and F entries (:class:`.PassShape`; a pass reads one snapshot of each image). With
 guidance, they depend on the kind of the pass::
 
-    pass                                            E      F in class models    F in Harmon and UniPic
-    a refresh                                       2 B    2 B                  B
-    another pass, with the condition cache          B      B                    B
-    another pass, without the condition cache       2 B    2 B                  B
+    pass          its PassShape                       E      F in class models    F in Harmon and UniPic
+    a refresh     refresh_shape                       2 B    2 B                  B
+    another pass  reuse_shape, condition cache on     B      B                    B
+    another pass  reuse_shape, condition cache off    2 B    2 B                  B
 
 Without guidance, all these numbers are B. Whatever a pass computes, it returns z [P, B, M, C] in all P branches: P is 2
-with guidance, and 1 without. The null branch is always the last branch of a batch. A cache has entries only for the
-passes that reuse it. So with the condition cache, a refresh stores only the B entries of the conditional branch.
+with guidance, and 1 without. The null branch is always the last branch of a batch. A cache has only the entries of
+``reuse_shape``. So with the condition cache, a refresh stores only its first B entries, the conditional branch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,35 +52,43 @@ from ....networks.mar import NONE_KEPT, DecoderCache, pick, run_decoder
 from ..canvas import MARCanvas
 from ..transformer import FullTransformer, PassShape, Transformer
 from .head import CachedHeadFactory
-from .schedule import StoredFeatures, stored_by_refreshes
+from .schedule import stored_by_refreshes
 from .selection import RowSelection
 from .settings import CacheSettings
 
 
 @dataclass(eq=False)
-class TransformerCache:
-    """What a refresh stores for the passes before the next refresh, and what each pass stores for the next pass."""
+class EncoderCache:
+    """What a pass needs to encode only the new tokens. Every pass adds its new tokens."""
 
-    shape: PassShape  # the batches of the passes that reuse the cache; all tensors have the entries of these batches
+    keys_and_values: State  # of all encoded tokens: a store for each block of the encoder, see MAR.encode_more
+    language_model: Any  # the same of the language model between encoder and decoder; None in class models
+    decoder_rows: Tensor = field(init=False)  # the decoder's input rows, [E, N, C], see MAR.decoder_rows
+
+
+@dataclass(eq=False)
+class TransformerCache:
+    """What a refresh stores for the passes before the next refresh. Each of these passes updates it for the next."""
+
     next_refresh: int  # AR step of the next refresh
     previous_step: int  # AR step of the previous pass
-    encoder: State  # encoder cache: a store of keys and values for each block; empty without this cache
-    decoder: DecoderCache | None  # token cache; None if all passes until the next refresh compute all rows
-    # Encoder cache: the features of the language model, which runs between encoder and decoder in Harmon and UniPic.
-    language_model: Any = None
-    # Encoder cache: the decoder's input rows in the previous pass, [E, N, C], see MAR.decoder_rows.
-    decoder_rows: Tensor | None = None
-    residual: Tensor | None = None  # condition cache: null minus conditional branch at the refresh, [B, L, C]
+    encoder: EncoderCache | None
+    token: DecoderCache | None  # None also if all passes until the next refresh compute all rows
+    residual: Tensor | None  # condition cache, equation (10): null minus conditional branch, [B, L, C]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors in the fields."""
-        found = [*self.encoder]
-        if self.decoder is not None:
-            found += [*self.decoder.stores, *self.decoder.measured]
-        if self.language_model is not None:
-            found += self.language_model.tensors
-        return found + [tensor for tensor in (self.decoder_rows, self.residual) if tensor is not None]
+        """All tensors of the three caches."""
+        found: list[Tensor] = []
+        if self.encoder is not None:
+            found += [*self.encoder.keys_and_values, self.encoder.decoder_rows]
+            if self.encoder.language_model is not None:
+                found += self.encoder.language_model.tensors
+        if self.token is not None:
+            found += [*self.token.stores, *self.token.measured]
+        if self.residual is not None:
+            found.append(self.residual)
+        return found
 
 
 class LazyTransformer(Transformer):
@@ -74,36 +105,39 @@ class LazyTransformer(Transformer):
         self.full = FullTransformer(canvas)
         self.buffer_vectors = self.full.buffer_vectors  # for the encoder's class rows, [F, C]
 
+        # The batches of a refresh, and of the passes between two refreshes.
+        branches = 2 if canvas.guided else 1
+        encoder_branches = len(self.buffer_vectors) // canvas.images
+        self.refresh_shape = PassShape(canvas.images, branches, encoder_branches)
+        self.reuse_shape = self.refresh_shape
+        if settings.condition_cache:  # only the conditional branch
+            self.reuse_shape = PassShape(canvas.images, branches=1, encoder_branches=1)
+
         # Which rows the passes between two refreshes compute, and what a refresh at each AR step stores.
         self.row_selection = RowSelection(canvas, settings)
         self.stored_by_refreshes = stored_by_refreshes(
-            settings, canvas.order.count_before, self.row_selection.leaves_out_rows, c.buffer, canvas.guided
+            settings,
+            encoder_rows=[c.buffer + decided for decided in canvas.order.count_before],
+            leaves_out_rows=self.row_selection.leaves_out_rows,
+            guided=canvas.guided,
         )
 
-        # A refresh computes all branches of guidance. If the condition cache is on, the passes between two refreshes
-        # compute only the conditional branch.
-        branches = 2 if canvas.guided else 1
-        encoder_branches = len(self.buffer_vectors) // canvas.images
-        self.all_branches = PassShape(canvas.images, branches, encoder_branches)
-        self.reusing_branches = self.all_branches
-        if settings.condition_cache:
-            self.reusing_branches = PassShape(canvas.images, branches=1, encoder_branches=1)
-
         self.memory = self._new_memory()
-        self.cache: TransformerCache | None = None
+        self.cache: TransformerCache | None = None  # None before the first refresh that stores anything
         self.reported_bytes = 0
 
     def _new_memory(self) -> FeatureCache:
-        """Memory for what a refresh stores. Each refresh overwrites what the previous refresh stored."""
+        """Memory for the keys and values of all refreshes. Each refresh overwrites what the previous refresh stored, so
+        the addresses stay the same and the passes can be recorded.
+        """
         stored = [features for features in self.stored_by_refreshes if features is not None]
         encoder_rows = max((features.encoder_rows for features in stored), default=0)
-        stores_decoder = any(features.decoder for features in stored)
-        shape = self.reusing_branches
+        stores_decoder = any(features.token_cache for features in stored)
         return FeatureCache(
             self.canvas.model.net,
             self.canvas.device,
-            shape.entries,
-            shape.encoder_entries,
+            self.reuse_shape.entries,
+            self.reuse_shape.encoder_entries,
             encoder_rows,
             self.row_selection.measuring_index if stores_decoder else None,
         )
@@ -114,7 +148,7 @@ class LazyTransformer(Transformer):
         if cache is not None and cache.previous_step <= step < cache.next_refresh:
             return self.reuse_features(cache, step, wanted)
 
-        self.cache = None  # frees its tensors before the refresh makes new ones
+        self.cache = cache = None  # frees its tensors before the refresh makes new ones
         return self.refresh_features(step, wanted)
 
     def discard_features(self) -> None:
@@ -127,122 +161,134 @@ class LazyTransformer(Transformer):
         if stored is None:
             return self.full(step, wanted)
 
-        net = self.canvas.model.net
-        shape = self.all_branches
-        cache = self._new_cache(stored, step)
+        canvas = self.canvas
+        net = canvas.model.net
+        shape = self.refresh_shape
+        encoder_cache = self._new_encoder_cache(stored.encoder_rows)
+        token_cache = self.memory.decoder if stored.token_cache else None
+        residual: Tensor | None = None
 
-        # 1. The encoder reads all decided tokens.
-        known = self.canvas.order.decided_before(step)
-        rows = self._encode(shape, known, cache)
-        if stored.encoder_rows:
-            cache.decoder_rows = rows[: cache.shape.entries].clone()
+        # 1. The encoder reads all decided tokens. This fills the encoder cache.
+        decided = canvas.order.decided_before(step)
+        rows = self._encode_all(shape, decided, encoder_cache)
 
-        # 2. The decoder computes all rows in all blocks but the last. The last block computes the rows of the wanted
-        # tokens, or the rows of all tokens if later passes need the residual, equation (10).
+        # 2. The decoder computes all rows in all blocks but the last. This fills the token cache. The last block
+        # computes the rows of the wanted tokens, or the rows of all tokens if later passes need the residual.
         x = rows + net.decoder_pos_embed_learned
         wanted_of_entries = shape.for_decoder(wanted)
-        if stored.residual:
+        if stored.condition_cache:
             all_positions = torch.arange(net.config.tokens, device=wanted.device).repeat(shape.entries, 1)
-            features_of_all, _ = run_decoder(net, x, all_positions, cache.decoder)
+            features_of_all, _ = run_decoder(net, x, all_positions, token_cache)
             conditional, null = features_of_all.chunk(2)
-            cache.residual = null - conditional
+            residual = null - conditional  # equation (10)
             features = pick(features_of_all, wanted_of_entries)
         else:
-            features, _ = run_decoder(net, x, wanted_of_entries, cache.decoder)
+            features, _ = run_decoder(net, x, wanted_of_entries, token_cache)
 
-        self._count(shape, known.shape[1])
-        self._count_bytes(cache)
-        self.cache = cache
+        self.cache = TransformerCache(stored.next_refresh, step, encoder_cache, token_cache, residual)
+        self._count(shape, decided.shape[1])
+        self._count_bytes(self.cache)
         return self._conditions(features, wanted)
 
     def reuse_features(self, cache: TransformerCache, step: int, wanted: Tensor) -> Tensor:
         """Run a pass that reuses what the refresh and the previous pass stored. Returns z [P, B, M, C]."""
         canvas = self.canvas
         net = canvas.model.net
-        shape = cache.shape
+        shape = self.reuse_shape
 
         # The number of tokens decided before the previous pass, and the positions of the tokens decided since then.
-        previous = cache.previous_step
-        known_count = canvas.order.count_before[previous]
-        new = canvas.order.positions_from(previous, step - previous)
+        known_count = canvas.order.count_before[cache.previous_step]
+        new = canvas.order.positions_from(cache.previous_step, step - cache.previous_step)
 
         # 1. With the encoder cache, the encoder reads only the class rows and the new tokens. The decoder's input rows
         # of all other tokens do not change. Without the encoder cache, the encoder reads all decided tokens.
-        if cache.decoder_rows is None:
-            read = canvas.order.decided_before(step)
-            rows = self._encode(shape, read, cache)
-        else:
+        if cache.encoder is not None:
             read = new
-            rows = cache.decoder_rows
-            self._encode_new_into(rows, new, known_count, cache)
+            self._update_encoder_cache(cache.encoder, new, known_count)
+            rows = cache.encoder.decoder_rows
+        else:
+            read = canvas.order.decided_before(step)
+            rows = self._encode_all(shape, read, None)
 
-        # 2. The decoder computes the rows that equation (8) chooses, with attention as in equation (9).
+        # 2. With the token cache, the decoder's later blocks compute the rows that equation (8) chooses, with attention
+        # as in equation (9). This updates the token cache.
         choose = None
-        if cache.decoder is not None:
+        if cache.token is not None:
             required = torch.cat([wanted, new], dim=1) + net.config.buffer
             choose = self.row_selection.choice(step, known_count, shape.for_decoder(required))
         x = rows + net.decoder_pos_embed_learned
-        features, chosen = run_decoder(net, x, shape.for_decoder(wanted), cache.decoder, choose)
-        if cache.residual is not None:
-            features = with_null_branch(features, pick(cache.residual, wanted))
+        features, chosen = run_decoder(net, x, shape.for_decoder(wanted), cache.token, choose)
 
-        self._count(shape, read.shape[1], chosen)
-        reuses = cache.decoder_rows is not None or chosen is not None or cache.residual is not None
-        canvas.report.add(cached_calls=int(reuses))
+        # 3. With the condition cache, the null branch is the conditional branch plus the residual.
+        if cache.residual is not None:
+            features = torch.cat([features, features + pick(cache.residual, wanted)])
+
         cache.previous_step = step
+        reuses = cache.encoder is not None or chosen is not None or cache.residual is not None
+        canvas.report.add(cached_calls=int(reuses))
+        self._count(shape, read.shape[1], chosen)
         return self._conditions(features, wanted)
 
     def _conditions(self, features: Tensor, wanted: Tensor) -> Tensor:
         """The conditions z [P, B, M, C] from the decoder's features in all branches, [P B, M, C], at the positions
         ``wanted``, int64 [B, M].
         """
-        shape = self.all_branches
+        shape = self.refresh_shape
         z = self.canvas.model.net.conditions(features, shape.for_decoder(wanted))
         return z.unflatten(0, (shape.branches, -1))
 
-    def _new_cache(self, stored: StoredFeatures, step: int) -> TransformerCache:
-        """An empty cache for what the refresh at AR step ``step`` stores. It uses :attr:`memory`."""
-        cache = TransformerCache(
-            self.reusing_branches, stored.next_refresh, previous_step=step, encoder=NONE_KEPT, decoder=None
-        )
-        if stored.decoder:
-            cache.decoder = self.memory.decoder
-        if stored.encoder_rows:
-            cache.encoder = State(store[:, :, :, : stored.encoder_rows] for store in self.memory.encoder)
-            cache.language_model = self.canvas.conditioning.feature_cache(cache.shape.entries, stored.encoder_rows)
-        return cache
-
-    def _encode(self, shape: PassShape, known: Tensor, cache: TransformerCache) -> Tensor:
-        """Encode all decided tokens. Returns the decoder's input rows [E, N, C], see :meth:`MAR.decoder_rows`. The
-        stores of ``cache``, if it has any, receive the keys and values.
-
-        ``known``: positions of all decided tokens, int64 [B, K].
+    def _new_encoder_cache(self, encoder_rows: int) -> EncoderCache | None:
+        """An empty cache for ``encoder_rows`` class rows and tokens, in the first rows of :attr:`memory`; None if
+        ``encoder_rows`` is 0.
         """
-        net = self.canvas.model.net
-        conditioning = self.canvas.conditioning
-        tokens, positions, buffer_vectors = self._encoder_inputs(shape, known)
-        x = net.encode(tokens, positions, buffer_vectors, None, cache.encoder)
-        fused = conditioning.fuse(x, positions, shape.branches > 1, cache=cache.language_model)
-        return net.decoder_rows(fused, shape.for_decoder(known))
+        if encoder_rows == 0:
+            return None
+        return EncoderCache(
+            State(store[:, :, :, :encoder_rows] for store in self.memory.encoder),
+            self.canvas.conditioning.feature_cache(self.reuse_shape.entries, encoder_rows),
+        )
 
-    def _encode_new_into(self, rows: Tensor, new: Tensor, known_count: int, cache: TransformerCache) -> None:
-        """Encode the new tokens and the class rows, and replace their rows in the decoder's input. They attend to the
-        stored keys and values of earlier tokens.
+    def _encode_all(self, shape: PassShape, decided: Tensor, fill: EncoderCache | None) -> Tensor:
+        """Encode all decided tokens. Returns the decoder's input rows [E, N, C], see :meth:`MAR.decoder_rows`.
 
         Args:
-            rows: the decoder's input rows in the previous pass, [E, N, C]; changed in place.
-            new: positions of the n new tokens, int64 [B, n].
-            known_count: number of tokens that were decided before the previous pass.
-            cache: the stores receive the keys and values of the computed rows.
+            shape: the batches of the pass.
+            decided: positions of all decided tokens, int64 [B, K].
+            fill: an empty cache. It receives the entries of ``reuse_shape``. None to store nothing.
         """
         net = self.canvas.model.net
-        shape = cache.shape
-        encoded = net.encode_more(*self._encoder_inputs(shape, new), cache.encoder, known_count)
-        fused = self.canvas.conditioning.extend(encoded, cache.language_model, known_count)
+        stores = NONE_KEPT if fill is None else fill.keys_and_values
+        language_model = None if fill is None else fill.language_model
 
-        # Here the class rows stand after the n new tokens (MAR.encode_more says why). In ``rows``, they come first.
-        class_rows_first = fused.roll(net.config.buffer, dims=1)
-        net.decoder_rows(class_rows_first, shape.for_decoder(new), rows=rows)
+        tokens, positions, buffer_vectors = self._encoder_inputs(shape, decided)
+        encoded = net.encode(tokens, positions, buffer_vectors, None, stores)
+        fused = self.canvas.conditioning.fuse(encoded, positions, shape.branches > 1, cache=language_model)
+        rows = net.decoder_rows(fused, shape.for_decoder(decided))
+        if fill is not None:
+            fill.decoder_rows = rows[: self.reuse_shape.entries].clone()
+        return rows
+
+    def _update_encoder_cache(self, cache: EncoderCache, new: Tensor, known_count: int) -> None:
+        """Encode the class rows and the n new tokens, and write them into the cache. They attend to the stored keys and
+        values of the known tokens.
+
+        Args:
+            cache: it holds the tokens that were decided before the previous pass. All its tensors change in place.
+            new: positions of the new tokens, int64 [B, n].
+            known_count: number of tokens in the cache.
+        """
+        net = self.canvas.model.net
+        shape = self.reuse_shape
+
+        # 1. Encoder and language model write keys and values of the new tokens after those of the known tokens. The
+        # class rows are last, because the next pass overwrites them with its new tokens (MAR.encode_more).
+        tokens, positions, buffer_vectors = self._encoder_inputs(shape, new)
+        encoded = net.encode_more(tokens, positions, buffer_vectors, cache.keys_and_values, known_count)
+        class_rows_last = self.canvas.conditioning.extend(encoded, cache.language_model, known_count)
+
+        # 2. In the decoder's input, the class rows are first.
+        class_rows_first = class_rows_last.roll(net.config.buffer, dims=1)  # [E, buffer + n, C]
+        net.decoder_rows(class_rows_first, shape.for_decoder(new), rows=cache.decoder_rows)
 
     def _encoder_inputs(self, shape: PassShape, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The encoder's inputs for a pass that reads the tokens at ``positions``, int64 [B, K]. They are all
@@ -263,6 +309,7 @@ class LazyTransformer(Transformer):
         total = self.row_selection.total
         computed = total if chosen is None else chosen.shape[1]
 
+        # For example, a decoder of 8 blocks with 5 later blocks computes 3 * 28 + 5 * 14 rows at AR step 6 above.
         encoder_rows = shape.encoder_entries * (c.buffer + tokens_read)
         later = c.decoder_depth - self.row_selection.measuring_index - 1  # number of blocks after the measuring block
         rows_of_blocks = total * (c.decoder_depth - later) + computed * later
@@ -281,10 +328,3 @@ class LazyTransformer(Transformer):
         largest_bytes = max(self.reported_bytes, sum(tensor.nbytes for tensor in cache.tensors))
         self.canvas.report.add(cache_bytes=largest_bytes - self.reported_bytes)
         self.reported_bytes = largest_bytes
-
-
-def with_null_branch(conditional: Tensor, residual: Tensor) -> Tensor:
-    """Features of both branches, [2 B, M, C]. The null branch is the conditional branch plus the residual of the
-    refresh, equation (10). Both arguments are [B, M, C].
-    """
-    return torch.cat([conditional, conditional + residual])

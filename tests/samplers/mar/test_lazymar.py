@@ -551,5 +551,5 @@ def test_rows_are_skipped_where_a_later_call_may():
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     for (step, until), skipped in wanted.items():
         made = CacheSettings(refresh_period=until - step, start_step=step)
-        found = stored_by_refreshes(made, range(7), leaves_out_rows, buffer=3, guided=True)[step]
-        assert found is not None and (found.next_refresh, found.decoder) == (until, skipped), (step, until)
+        found = stored_by_refreshes(made, range(3, 10), leaves_out_rows, guided=True)[step]
+        assert found is not None and (found.next_refresh, found.token_cache) == (until, skipped), (step, until)
