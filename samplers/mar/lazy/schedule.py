@@ -48,22 +48,22 @@ def next_refreshes(settings: CacheSettings, steps: int) -> list[int]:
     return out
 
 
-class StoredFeatures(NamedTuple):
-    """What a refresh stores for the passes before the next refresh. Each of the last three fields is for one cache."""
+class CachesToFill(NamedTuple):
+    """Which caches a refresh fills for the passes before the next refresh; a field for each cache."""
 
     next_refresh: int  # AR step of the next refresh
-    # Encoder cache: the largest number of rows (class rows and decided tokens) that the encoder reads before the next
-    # refresh; 0 without this cache.
+    # The size of the encoder cache: the largest number of class rows and decided tokens before the next refresh. 0 not
+    # to fill this cache.
     encoder_rows: int
-    token_cache: bool  # whether to store the decoder's keys and values, for passes that leave rows out
-    condition_cache: bool  # whether to store the difference between the two branches of guidance
+    token_cache: bool  # False also if no pass before the next refresh may leave out rows
+    condition_cache: bool
 
 
-def stored_by_refreshes(
+def caches_to_fill(
     settings: CacheSettings, encoder_rows: Sequence[int], leaves_out_rows: Sequence[bool], guided: bool
-) -> list[StoredFeatures | None]:
-    """For each AR step, what its pass stores if the pass is a refresh. None if it stores nothing, because no cache
-    would use it or because the next AR step is a refresh, too.
+) -> list[CachesToFill | None]:
+    """For each AR step, which caches its pass fills if the pass is a refresh. None if it fills none, because no cache
+    would be used or because the next AR step is a refresh, too.
 
     For example, with guidance, all caches, start_step 1 and refresh_period 3. The AR steps 0, 1 and 4 are refreshes; a
     later one is a refresh only if the sampler skips AR steps::
@@ -72,7 +72,7 @@ def stored_by_refreshes(
         encoder_rows      2     3     5     8     12    17
         leaves_out_rows   no    no    no    no    yes   yes
         next refresh      1     4     4     4     6     6
-        stored            None  [1]   [1]   None  [2]   None
+        caches to fill    None  [1]   [1]   None  [2]   None
 
         [1] for AR step 3, or 2 and 3: encoder_rows=8,  token_cache=False, condition_cache=True
         [2] for AR step 5:             encoder_rows=17, token_cache=True,  condition_cache=True
@@ -84,22 +84,22 @@ def stored_by_refreshes(
         guided: whether guidance is on, so there are two branches.
     """
     steps = len(encoder_rows)
-    out: list[StoredFeatures | None] = []
+    out: list[CachesToFill | None] = []
     for step, next_refresh in enumerate(next_refreshes(settings, steps)):
-        passes = range(step + 1, next_refresh)  # AR steps whose passes may use what the refresh stores
+        passes = range(step + 1, next_refresh)  # AR steps whose passes may use the caches
         if not passes:
             out.append(None)
             continue
 
         # The last of these passes reads the most rows of the encoder.
-        stored = StoredFeatures(
+        caches = CachesToFill(
             next_refresh,
             encoder_rows=encoder_rows[passes[-1]] if settings.encoder_cache else 0,
             token_cache=any(leaves_out_rows[k] for k in passes),
             condition_cache=settings.condition_cache and guided,
         )
-        stores_something = stored.encoder_rows > 0 or stored.token_cache or stored.condition_cache
-        out.append(stored if stores_something else None)
+        fills_any = caches.encoder_rows > 0 or caches.token_cache or caches.condition_cache
+        out.append(caches if fills_any else None)
     return out
 
 

@@ -13,13 +13,17 @@ token      keys and values of the decoder's later         computes only some row
 condition  the residual: null minus conditional branch    computes only the conditional branch   nothing
 =========  =============================================  =====================================  ====================
 
+:class:`.CachesToFill` says which caches a refresh fills. :class:`.FeatureCache` is the memory for keys and values, and
+is allocated once for a run.
+
 For example, 8 tokens are decided before AR step 5. AR step 5 is a refresh and decides 3 tokens. AR step 6 decides 2. An
 image has 25 tokens and 3 class rows, so N is 28. With guidance and all caches, these are the rows that the two passes
 compute in a class model (``selection.py`` continues the example)::
 
                              AR step 5, refresh_features    AR step 6, reuse_features
     encoder                  3 + 8, in both branches        3 + 3, in the conditional branch
-    decoder, first blocks    28, in both branches           28, in the conditional branch
+    decoder, up to the       28, in both branches           28, in the conditional branch
+      measuring block
     decoder, later blocks    28, in both branches           14, in the conditional branch
     null branch              computed like the other        conditional branch + residual
 
@@ -52,7 +56,7 @@ from ....networks.mar import NONE_KEPT, DecoderCache, pick, run_decoder
 from ..canvas import MARCanvas
 from ..transformer import FullTransformer, PassShape, Transformer
 from .head import CachedHeadFactory
-from .schedule import stored_by_refreshes
+from .schedule import caches_to_fill
 from .selection import RowSelection
 from .settings import CacheSettings
 
@@ -113,9 +117,9 @@ class LazyTransformer(Transformer):
         if settings.condition_cache:  # only the conditional branch
             self.reuse_shape = PassShape(canvas.images, branches=1, encoder_branches=1)
 
-        # Which rows the passes between two refreshes compute, and what a refresh at each AR step stores.
+        # Which rows the passes between two refreshes compute, and which caches a refresh at each AR step fills.
         self.row_selection = RowSelection(canvas, settings)
-        self.stored_by_refreshes = stored_by_refreshes(
+        self.caches_to_fill = caches_to_fill(
             settings,
             encoder_rows=[c.buffer + decided for decided in canvas.order.count_before],
             leaves_out_rows=self.row_selection.leaves_out_rows,
@@ -123,23 +127,23 @@ class LazyTransformer(Transformer):
         )
 
         self.memory = self._new_memory()
-        self.cache: TransformerCache | None = None  # None before the first refresh that stores anything
-        self.reported_bytes = 0
+        self.cache: TransformerCache | None = None  # None if the next pass must be a refresh
+        self.reported_bytes = 0  # the report's cache_bytes
 
     def _new_memory(self) -> FeatureCache:
         """Memory for the keys and values of all refreshes. Each refresh overwrites what the previous refresh stored, so
         the addresses stay the same and the passes can be recorded.
         """
-        stored = [features for features in self.stored_by_refreshes if features is not None]
-        encoder_rows = max((features.encoder_rows for features in stored), default=0)
-        stores_decoder = any(features.token_cache for features in stored)
+        refreshes = [to_fill for to_fill in self.caches_to_fill if to_fill is not None]
+        encoder_rows = max((to_fill.encoder_rows for to_fill in refreshes), default=0)
+        token_cache = any(to_fill.token_cache for to_fill in refreshes)
         return FeatureCache(
             self.canvas.model.net,
             self.canvas.device,
             self.reuse_shape.entries,
             self.reuse_shape.encoder_entries,
             encoder_rows,
-            self.row_selection.measuring_index if stores_decoder else None,
+            self.row_selection.measuring_index if token_cache else None,
         )
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
@@ -157,15 +161,15 @@ class LazyTransformer(Transformer):
 
     def refresh_features(self, step: int, wanted: Tensor) -> Tensor:
         """Run a pass that computes all rows, and store what later passes reuse. Returns z [P, B, M, C]."""
-        stored = self.stored_by_refreshes[step]
-        if stored is None:
+        to_fill = self.caches_to_fill[step]
+        if to_fill is None:
             return self.full(step, wanted)
 
         canvas = self.canvas
         net = canvas.model.net
         shape = self.refresh_shape
-        encoder_cache = self._new_encoder_cache(stored.encoder_rows)
-        token_cache = self.memory.decoder if stored.token_cache else None
+        encoder_cache = self._new_encoder_cache(to_fill.encoder_rows)
+        token_cache = self.memory.decoder if to_fill.token_cache else None
         residual: Tensor | None = None
 
         # 1. The encoder reads all decided tokens. This fills the encoder cache.
@@ -176,7 +180,7 @@ class LazyTransformer(Transformer):
         # computes the rows of the wanted tokens, or the rows of all tokens if later passes need the residual.
         x = rows + net.decoder_pos_embed_learned
         wanted_of_entries = shape.for_decoder(wanted)
-        if stored.condition_cache:
+        if to_fill.condition_cache:
             all_positions = torch.arange(net.config.tokens, device=wanted.device).repeat(shape.entries, 1)
             features_of_all, _ = run_decoder(net, x, all_positions, token_cache)
             conditional, null = features_of_all.chunk(2)
@@ -185,7 +189,7 @@ class LazyTransformer(Transformer):
         else:
             features, _ = run_decoder(net, x, wanted_of_entries, token_cache)
 
-        self.cache = TransformerCache(stored.next_refresh, step, encoder_cache, token_cache, residual)
+        self.cache = TransformerCache(to_fill.next_refresh, step, encoder_cache, token_cache, residual)
         self._count(shape, decided.shape[1])
         self._count_bytes(self.cache)
         return self._conditions(features, wanted)
@@ -269,8 +273,8 @@ class LazyTransformer(Transformer):
         return rows
 
     def _update_encoder_cache(self, cache: EncoderCache, new: Tensor, known_count: int) -> None:
-        """Encode the class rows and the n new tokens, and write them into the cache. They attend to the stored keys and
-        values of the known tokens.
+        """Encode the class rows and the n new tokens, and write them into the cache. Their queries attend to the
+        stored keys and values of the known tokens, too.
 
         Args:
             cache: it holds the tokens that were decided before the previous pass. All its tensors change in place.

@@ -29,7 +29,7 @@ from fastar_nodes.samplers.mar.lazy.head import (
     evaluate_reused,
     head_schedule,
 )
-from fastar_nodes.samplers.mar.lazy.schedule import computed_ratios, measuring_block, spare_rows, stored_by_refreshes
+from fastar_nodes.samplers.mar.lazy.schedule import caches_to_fill, computed_ratios, measuring_block, spare_rows
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings, LazyMARSettings, head_period
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARBase, MARSettings
@@ -551,5 +551,5 @@ def test_rows_are_skipped_where_a_later_call_may():
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     for (step, until), skipped in wanted.items():
         made = CacheSettings(refresh_period=until - step, start_step=step)
-        found = stored_by_refreshes(made, range(3, 10), leaves_out_rows, guided=True)[step]
+        found = caches_to_fill(made, range(3, 10), leaves_out_rows, guided=True)[step]
         assert found is not None and (found.next_refresh, found.token_cache) == (until, skipped), (step, until)
