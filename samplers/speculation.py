@@ -1,5 +1,5 @@
 """Speculation in a diffusion head: one call of the head verifies several diffusion steps. The distribution of the
-samples does not change.
+samples does not change, except for two tiny errors: see :data:`_PROPOSALS`, and ``ROUNDING`` in ``coupling.py``.
 
 Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 4, "frozen" drafts. A row is a token, or
 a block of tokens in BitDance. A *window* consists of three parts:
@@ -14,8 +14,9 @@ Without speculation, step k is a sample of the head's *kernel*, the Gaussian N(m
 include guidance and temperature. The draft of the step is a sample of N(m_q, s_q^2). Only earlier steps determine m_q
 and s_q. The coupling turns the draft into a sample of the kernel at x_k. If the draft is rejected, the row discards all
 later drafts, because they started from a wrong state. The noise and the uniform random numbers of the discarded steps
-did not affect any accepted step. The next window uses them again, so images of one seed stay similar. The coupling
-accepts or rejects a whole row at once, because the head reads all tokens of a block together.
+did not affect any accepted step. The next window uses them again, so an image stays similar to the image that the same
+seed gives without speculation. The coupling accepts or rejects a whole row at once, because the head reads all tokens
+of a block together.
 
 ``step_equations.py`` has the equations of the steps, and the rules for a last step without noise.
 
@@ -45,14 +46,16 @@ from .heads import FullChainHead, HeadNetwork, SpeculationHead
 from .noise import CounterRNG
 from .step_equations import StepEquations
 
-# Lanes of a row's random numbers (noise.py). One lane decides the acceptance of all steps. Each step has two lanes for
-# proposals, which may replace a rejected draft (coupling.py).
+# Lanes of a row's random numbers (noise.py). One lane decides the acceptance of all steps. Step k has two more lanes,
+# 2 k and 2 k + 1, for proposals that may replace a rejected draft (coupling.py).
 _LANE_OF_ACCEPTANCES = -1
-_LANE_OF_NORMALS = 0  # the lane of a step is 2 step + this number
-_LANE_OF_UNIFORMS = 1  # the lane of a step is 2 step + this number
+_LANE_OF_NORMALS = 0  # plus 2 k
+_LANE_OF_UNIFORMS = 1  # plus 2 k
 # The sizes of the batches of proposals. All rows that need a proposal get the first batch. The few rows that accept
 # none of its proposals get the next, larger batch, which begins with the same proposals. A row that accepts no proposal
-# of the last batch takes the last proposal all the same. The probability of this is below 1 / 2^18.
+# of the last batch takes the last proposal all the same. For each drafted step, the probability of this is below
+# 1 / 2^18 = 0.000004. So the distribution of the step's result differs from the head's kernel by less than this, in
+# total variation.
 _PROPOSALS = (1 << 8, 1 << 13, 1 << 18)
 
 
@@ -68,8 +71,8 @@ def take_steps(
 ) -> Iterator[tuple[int, Tensor]]:
     """Take all steps of all rows of a batch. The report counts the work.
 
-    After every call of the head (with speculation, after every window), yields the number of steps that all rows have
-    done, and the states, fp32 [N, *, c]. The last states are the samples.
+    After every call of the head (with speculation, after every window), yields the number of steps that each row has
+    done (the minimum over the rows, if they differ), and the states, fp32 [N, *, c]. The last states are the samples.
 
     Args:
         head: the diffusion head of ``net``.
@@ -89,8 +92,9 @@ def take_steps(
 
 
 class DraftedSteps(NamedTuple):
-    """L drafted steps of R rows. L is the length of the window, or the largest number of steps that a row has left if
-    this number is smaller. In a row that has fewer than L steps left, nothing reads the entries after its last step.
+    """The next L steps of R rows, as drafts. L is the smaller of two numbers: the length of the window, and the largest
+    number of steps that a row has left. In a row that has fewer than L steps left, nothing reads the entries after its
+    last step.
     """
 
     states: Tensor  # state before each step, fp32 [R, L, *, c]
@@ -225,8 +229,8 @@ class Speculation:
         self.device = batch.x.device
         self.step_count = len(batch.table)
 
-        # The head has predicted nothing yet, so the first drafts use zeros. The head mostly rejects these drafts, but
-        # this costs nothing, because the call that verifies them also computes the first step.
+        # The head has predicted nothing yet, so the first drafts use zeros. The coupling mostly rejects these drafts.
+        # This costs nothing, because the call that verifies them also computes the first step.
         self.done = np.zeros(len(batch.x), np.int64)
         self.x = batch.x.clone()
         self.data = torch.zeros_like(self.x)
