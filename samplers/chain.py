@@ -37,7 +37,9 @@ class DiffusionBatch:
     z: Tensor  # conditions [P, N, *, D] in the dtype of the head; with guidance, the null branch is last
     cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; if P = 3, two scales, fp32 [N, 1 ..., 2], see guide
     x: Tensor  # states before the first step, fp32 [N, *, c]
-    noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, N, *, c] if the last step adds no noise
+    # Noise of the steps, fp32 [S, N, *, c]. If the last step adds no noise, its entry may be absent: [S - 1, N, *, c].
+    # The step then reads the entry before. This has no effect, because the step multiplies the noise by a std of 0.
+    noise: Tensor
     table: StepTable
     temperature: float = 1.0  # each std is multiplied by this number
     fixed_tokens: FixedTokens | None = None  # None if no token is fixed
@@ -174,9 +176,8 @@ class ChainHead(Protocol):
 def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
     """Take all steps with all rows, and yield each step's result. The states after the last step are the samples."""
     noise = batch.noise if batch.temperature == 1 else batch.noise * batch.temperature
-    # If batch.noise has no entry for the last step, this step reads the extra entry at the end. Its std is 0, so the
-    # value of the entry does not matter.
-    noises = (*noise, noise[-1])
+    noises = noise.unbind()
+    last_noise = len(noises) - 1
 
     x = batch.x
     adjustment = None
@@ -186,7 +187,7 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
         if batch.mean_adjustment is not None:
             adjustment = batch.mean_adjustment.at(k)
 
-        result = head.step(k, StepInputs(numbers, batch.cfg, noises[k], x, adjustment))
+        result = head.step(k, StepInputs(numbers, batch.cfg, noises[min(k, last_noise)], x, adjustment))
         x = result.x
         yield result
 

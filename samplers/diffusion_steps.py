@@ -95,7 +95,7 @@ class StepTable:
     numbers: Tensor
     times: Tensor  # embeddings of the steps' times, [S, w], or [S, N, w] if each row has its own steps
     learns_variance: bool  # whether the head predicts logits of the variance
-    ends_with_noise: bool = False  # whether the last step adds noise of a fixed variance; usually False
+    ends_with_noise: bool = False  # whether the last step adds noise; usually False
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -111,8 +111,13 @@ class StepTable:
         return StepNumbers(*self.numbers.unbind(1))
 
     def some_steps(self, first: int, stop: int) -> StepTable:
-        """The steps ``first`` to ``stop - 1``."""
-        return replace(self, numbers=self.numbers[first:stop], times=self.times[first:stop])
+        """The steps ``first`` to ``stop - 1``. All steps before the last one of this table must add noise."""
+        return replace(
+            self,
+            numbers=self.numbers[first:stop],
+            times=self.times[first:stop],
+            ends_with_noise=self.ends_with_noise or stop < len(self),
+        )
 
 
 def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
@@ -124,7 +129,7 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
         rows.append((*step, mean_x, mean_per_prediction))
 
     learns_variance = any(step.log_std_per_logit for step in steps)
-    ends_with_noise = not learns_variance and steps[-1].log_std_middle > -math.inf
+    ends_with_noise = steps[-1].log_std_middle > -math.inf
     return StepTable(to_device(torch.tensor(rows), times.device), times, learns_variance, ends_with_noise)
 
 
