@@ -191,5 +191,8 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals:
 
 
 def couple_fixed(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Coupled:
-    """:func:`couple` for Gaussians with the same std, which is above 0. ``uniforms``: in (0, 1], fp32 [N, 1]."""
+    """:func:`couple` for Gaussians with the same std. In a row with a std of 0, the outputs mean nothing.
+
+    ``uniforms``: in (0, 1], fp32 [N, 1].
+    """
     return couple_means(draft, q.mean, p, uniforms[:, 0])

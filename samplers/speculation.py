@@ -259,7 +259,7 @@ class Speculation:
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
         """Take all remaining steps of the rows, in windows of ``length`` drafted steps. Yields after every window."""
         while len(going := self._going(rows)):
-            left = self._equations.coupled_steps - self.done[going]
+            left = self._equations.verified_steps - self.done[going]
             accepted = self.verify(going, self.draft(going, length))
             if self.report is not None:
                 self.report.add(drafted_steps=int(np.minimum(left, length).sum()))
