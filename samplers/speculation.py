@@ -24,8 +24,11 @@ In an edit, the fixed tokens of a block follow a path of their own (:class:`.Fix
 path, so these tokens cannot cause a rejection.
 
 The host keeps an array with the number of steps that each row has done. Once per window, the host reads from the device
-how many steps of each row are accepted, and whether the coupling found a sample for the step at which the row stops. If
-it found none, the coupling tries batches of proposals. After each batch, the host reads whether a proposal is accepted.
+which steps are accepted, and for which steps the coupling found a sample. If it found none for the step at which a row
+stops, the coupling tries batches of proposals. After each batch, the host reads whether a proposal is accepted.
+
+Shapes: N rows in the batch, and S diffusion steps. A window has R of the N rows, at most L steps of each row, and M
+steps in all.
 """
 
 from __future__ import annotations
@@ -115,92 +118,78 @@ LEARNED = Coupling(couple, uniforms=2)
 FIXED = Coupling(couple_fixed, uniforms=1)
 
 
-class _Window(NamedTuple):
-    """The drafted steps of R rows that one call verifies: at most L steps of each row. Together these are M steps, one
-    row after another.
+class _Window:
+    """The layout of a window, on the host: a table with a line for each of R rows, and L columns.
 
-    In this example, the diffusion has 10 steps, and L is 4. Row 3 of the batch has done 5 steps, row 4 has done 8, and
-    row 7 has done 7. So R is 3, and M is 9. The last two lines come from :meth:`accepted_before_rejection` and
-    :meth:`stops`, if the coupling rejects step 7 of row 3, and steps 7 and 9 of row 7::
+    A line holds the next steps of its row. If the row has fewer than L steps left, the last entries of the line are
+    empty. The other entries of the table are the M steps of the window. Line by line, they have the indices 0 to M - 1.
 
-        for each of the M steps  batch_row    3 3 3 3 4 4 7 7 7
-                                 step         5 6 7 8 8 9 7 8 9
-                                 window_row   0 0 0 0 1 1 2 2 2
-                                 window_step  0 1 2 3 0 1 0 1 2
-        for each of the R rows   rows         3       4   7
-                                 first        0       4   6
-                                 last         3       5   8
-                                 accepted     2       2   0
-                                 stop         2       5   6
+    In this example, the diffusion has 10 steps, and L is 4. Rows 3, 4 and 7 of the batch have done 5, 8 and 7 steps, so
+    R is 3 and M is 9. The coupling accepts (+) or rejects (-) each of the 9 steps. :meth:`progress` computes the last
+    three columns::
 
-    All fields are int64 on the device.
+        row   done    steps      count    indices    coupling    accepted   taken   stop
+         3     5      5 6 7 8      4      0 1 2 3    + + - +         2        3       2
+         4     8      8 9          2      4 5        + +             2        2       5
+         7     7      7 8 9        3      6 7 8      - + -           0        1       6
     """
 
-    # For each of the M steps:
-    batch_row: Tensor  # the step's row, as an index among the N rows of the batch
-    step: Tensor  # the step, as an index among the S steps of the diffusion
-    window_row: Tensor  # the step's row, as an index among the R rows of the window
-    window_step: Tensor  # the step, as an index among the at most L steps of its row in the window
-    # For each of the R rows:
-    rows: Tensor  # the row, as an index among the N rows of the batch
-    first: Tensor  # the row's first step, as an index among the M steps
-    last: Tensor  # the row's last step, as an index among the M steps
+    count: np.ndarray  # number of steps in each line, int64 [R]
+    filled: np.ndarray  # which entries of the table are steps, bool [R, L]
+    # For each of the M steps, int64 [M]:
+    line: np.ndarray  # its line in the table
+    column: np.ndarray  # its column in the table
+    step: np.ndarray  # its index among the S steps of the diffusion
 
-    @property
-    def in_drafts(self) -> tuple[Tensor, Tensor]:
-        """The indices of the M steps in the tensors [R, L, ...] of :class:`DraftedSteps`."""
-        return self.window_row, self.window_step
+    def __init__(self, done: np.ndarray, length: int, step_count: int):
+        """``done``: number of steps that each row has done, int64 [R]. ``length``: L. ``step_count``: S."""
+        self.count = np.minimum(step_count - done, length)
+        self.filled = np.arange(length) < self.count[:, None]
+        self.line, self.column = self.filled.nonzero()
+        self.step = done[self.line] + self.column
 
-    def accepted_before_rejection(self, accepted: Tensor, length: int) -> Tensor:
-        """For each row, the number of accepted steps before its first rejected step, int64 [R].
+    def progress(self, is_accepted: np.ndarray) -> _Progress:
+        """How far each row comes. ``is_accepted``: whether the coupling accepts each of the M steps, bool [M]."""
+        table = np.zeros_like(self.filled)
+        table[self.filled] = is_accepted
+        accepted = np.logical_and.accumulate(table, axis=1).sum(1)  # + + - + becomes + + - -, so 2 steps
 
-        ``accepted``: bool [M], for each step; ``length``: L.
-        """
-        accepted_in_rows = torch.zeros(len(self.rows), length, dtype=torch.int64, device=accepted.device)
-        accepted_in_rows[self.in_drafts] = accepted.to(torch.int64)
-        return accepted_in_rows.cumprod(1).sum(1)  # 1 1 0 1 -> 1 1 0 0 -> 2
-
-    def stops(self, accepted: Tensor) -> Tensor:
-        """For each row, the step at which it stops, as an index among the M steps, int64 [R]. This is the row's first
-        rejected step, or else its last step in the window.
-
-        ``accepted``: the result of :meth:`accepted_before_rejection`.
-        """
-        return torch.minimum(self.first + accepted, self.last)
+        taken = np.minimum(accepted + 1, self.count)
+        first = self.count.cumsum() - self.count  # index of the first step in each line: 0 4 6 in the example
+        return _Progress(accepted, taken, stop=first + taken - 1)
 
 
-class _StepsToCouple(NamedTuple):
-    """M drafted steps, with the distributions that the coupling compares. A state is flattened to one dimension of n
-    numbers.
-    """
+class _Progress(NamedTuple):
+    """How far the R rows of a window come, int64 [R] each, on the host. See the example of :class:`_Window`."""
 
-    batch_row: Tensor  # see _Window, int64 [M]
-    step: Tensor  # see _Window, int64 [M]
+    accepted: np.ndarray  # how many steps of the row are accepted before the first rejected one
+    taken: np.ndarray  # how many steps the row takes: the accepted steps, then the first rejected one if there is one
+    stop: np.ndarray  # the last step that the row takes, as an index among the M steps of the window
+
+
+class _CouplingInputs(NamedTuple):
+    """The arguments of the coupling for M steps. A state is flattened to one dimension of n numbers."""
+
     draft: Tensor  # drafted states after the steps, fp32 [M, n]
     q: Gaussian  # distributions from which the drafts were sampled
     p: Gaussian  # the head's kernels
-    uniforms: Tensor  # uniform random numbers for the coupling, fp32 [M, Coupling.uniforms]
+    uniforms: Tensor  # uniform random numbers, fp32 [M, Coupling.uniforms]
 
-    def at(self, index: Tensor) -> _StepsToCouple:
-        """The steps with the indices ``index``, int64 [K]."""
-        batch_row, step, draft, q, p, uniforms = self
-        return _StepsToCouple(batch_row[index], step[index], draft[index], q.at(index), p.at(index), uniforms[index])
-
-
-class _Stops(NamedTuple):
-    """Where the R rows of a window stop, see :meth:`_Window.stops`."""
-
-    stop: Tensor  # the step at which each row stops, as an index among the M steps of the window, int64 [R]
-    sample: Tensor  # the row's state after this step, fp32 [R, *, c]
-    accepted: np.ndarray  # number of accepted steps of each row, int64 [R] on the host
+    def at(self, index: Tensor) -> _CouplingInputs:
+        """The arguments for those of the M steps that have the indices ``index``."""
+        draft, q, p, uniforms = self
+        return _CouplingInputs(draft[index], q.at(index), p.at(index), uniforms[index])
 
 
 class Speculation:
     """The diffusion of N rows with speculation. Each row may be at a different step.
 
     :meth:`windows` takes all remaining steps of some rows. In each window, it calls :meth:`draft`, then :meth:`verify`.
-    :meth:`finish` can also take the steps one after another, without drafts. In all methods, the argument ``rows``
-    holds the indices of R of the N rows, int64 [R] on the host.
+    :meth:`finish` can also take the steps one after another, without drafts.
+
+    In all methods, ``host_rows`` holds the indices of R of the N rows, int64 [R] on the host. ``row`` and ``step`` are
+    int64 tensors on the device. They say where some states are in the diffusion: state i is a state of row ``row[i]``
+    of the N rows, before step ``step[i]`` of the S steps.
     """
 
     done: np.ndarray  # number of steps that each row has done, int64 [N]
@@ -218,7 +207,7 @@ class Speculation:
         rng: CounterRNG,
         report: Report | None = None,
     ):
-        """``report``: counts the steps that :meth:`windows` drafts and accepts. If it is None, nothing counts them."""
+        """``report``: counts the steps that :meth:`verify` verifies and accepts. If it is None, nothing counts them."""
         learns_variance = batch.table.learns_variance
         coupling = LEARNED if learns_variance else FIXED
         self.net = net
@@ -241,45 +230,41 @@ class Speculation:
         uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, coupling.uniforms * self.step_count)
         self._uniforms = uniforms.view(-1, self.step_count, coupling.uniforms)
 
-    def finish(self, rows: np.ndarray, length: int) -> Tensor:
+    def finish(self, host_rows: np.ndarray, length: int) -> Tensor:
         """Take all remaining steps of the rows. Returns the samples, fp32 [R, *, c].
 
         ``length``: number of steps of a window; 1 for no drafts, so each step calls the head.
         """
         if length > 1:
-            for _ in self.windows(rows, length):
+            for _ in self.windows(host_rows, length):
                 pass
         else:
-            while len(going := self._going(rows)):
+            while len(going := self._going(host_rows)):
                 self.advance(going)
 
-        (row,) = self._on_device(rows)
+        (row,) = self._on_device(host_rows)
         return self.x[row]
 
-    def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
+    def windows(self, host_rows: np.ndarray, length: int) -> Iterator[None]:
         """Take all remaining steps of the rows, in windows of ``length`` drafted steps. Yields after every window."""
-        while len(going := self._going(rows)):
-            left = self._equations.verified_steps - self.done[going]
-            accepted = self.verify(going, self.draft(going, length))
-            if self.report is not None:
-                self.report.add(drafted_steps=int(np.minimum(left, length).sum()))
-                self.report.add(accepted_steps=int(np.minimum(left, accepted).sum()))
+        while len(going := self._going(host_rows)):
+            self.verify(going, self.draft(going, length))
             yield
 
-    def _going(self, rows: np.ndarray) -> np.ndarray:
+    def _going(self, host_rows: np.ndarray) -> np.ndarray:
         """Those of the rows that have steps left."""
-        return rows[self.done[rows] < self.step_count]
+        return host_rows[self.done[host_rows] < self.step_count]
 
     # --- a window
 
-    def draft(self, rows: np.ndarray, length: int) -> DraftedSteps:
+    def draft(self, host_rows: np.ndarray, length: int) -> DraftedSteps:
         """Draft the next steps of the rows, at most ``length`` steps of each row. All drafts of a row use the data and
         the variance from the row's last call of the head.
         """
         self.net.note_plain("drafts of speculation")
-        length = min(length, self.step_count - int(self.done[rows].min()))
-        row, done = self._on_device(rows, self.done[rows])
-        step = (done[:, None] + torch.arange(length, device=self.device)).clamp(max=self.step_count - 1)
+        length = min(length, self.step_count - int(self.done[host_rows].min()))
+        row, done = self._on_device(host_rows, self.done[host_rows])
+        step = (done[:, None] + torch.arange(length, device=self.device)).clamp(max=self.step_count - 1)  # [R, L]
 
         # 1. A draft is x_{k+1} = x_coefficient_k x_k + offset_k + std_k noise_k. Only x_k is not known before the loop.
         numbers = self._equations.numbers_of(step)
@@ -303,99 +288,92 @@ class Speculation:
         before = torch.stack(states, 1)
         return DraftedSteps(before, torch.stack(values, 1), Gaussian(offset + numbers.x_coefficient * before, log_std))
 
-    def verify(self, rows: np.ndarray, drafts: DraftedSteps) -> np.ndarray:
+    def verify(self, host_rows: np.ndarray, drafts: DraftedSteps) -> np.ndarray:
         """Call the head for all drafted states of the rows. Advance each row past its accepted steps, and past its
         first rejected step if there is one.
 
         Args:
-            drafts: the next steps of ``rows``.
+            drafts: the next steps of the rows.
 
         Returns:
             The number of accepted steps of each row, int64 [R] on the host.
         """
-        length = drafts.states.shape[1]
-        counts = self._steps_left(rows, length)
-        window = self._window(rows, counts)
+        # 1. Lay out the M steps of the window. In parts 1 to 3, every tensor has an entry for each of these steps.
+        window = _Window(self.done[host_rows], drafts.states.shape[1], self.step_count)
+        row, step, line, column = self._on_device(host_rows[window.line], window.step, window.line, window.column)
+        x = drafts.states[line, column]
+        draft = drafts.values[line, column].flatten(1)
+        q = drafts.q.at(line, column).flat()
 
-        # 1. The head's predictions give the kernels at all drafted states.
-        x = drafts.states[window.in_drafts]
-        data, logits = self.predict(window.batch_row, window.step, x)
-        p = self.kernel(window.batch_row, window.step, x, data, logits)
+        # 2. The head's predictions give the kernels at all drafted states.
+        data, logits = self.predict(row, step, x)
+        p = self.kernel(row, step, x, data, logits).flat()
 
-        # 2. The coupling accepts drafts or replaces them. Each row stops at its first rejected step, whose draft was
-        # replaced.
-        draft = drafts.values[window.in_drafts].flatten(1)
-        q = drafts.q.at(*window.in_drafts)
-        uniforms = self._uniforms[window.batch_row, window.step]
-        steps = _StepsToCouple(window.batch_row, window.step, draft, q.flat(), p.flat(), uniforms)
-        stop, sample, accepted = self._couple_steps(window, steps, length)
+        # 3. The coupling accepts drafts or replaces them.
+        inputs = _CouplingInputs(draft, q, p, self._uniforms[row, step])
+        value, progress = self._couple_window(window, row, step, inputs)
 
-        # 3. Each row has done the step at which it stopped. Its next drafts use the head's prediction at this step.
-        self.done[rows] += np.minimum(accepted + 1, counts)
-        self.x[window.rows] = self._equations.next_state(window.step[stop], x[stop], data[stop], sample)
-        self._remember(window.rows, data[stop], None if logits is None else logits[stop])
-        return accepted
+        # 4. Pick the step at which each row stops, so that every tensor has an entry for each of the R rows. The row
+        # continues with the state after this step, and its next drafts use the head's prediction at this step.
+        (stop,) = self._on_device(progress.stop)
+        row, step, x, data = row[stop], step[stop], x[stop], data[stop]
+        sample = value[stop].view(x.shape)
+        self.x[row] = self._equations.next_state(step, x, data, sample)
+        self._remember(row, data, None if logits is None else logits[stop])
+        self.done[host_rows] += progress.taken
+        return progress.accepted
 
-    def _steps_left(self, rows: np.ndarray, length: int) -> np.ndarray:
-        """Number of steps of each row in a window of ``length`` steps, int64 [R]. Rows near their end have fewer."""
-        return np.minimum(self.step_count - self.done[rows], length)
-
-    def _window(self, rows: np.ndarray, counts: np.ndarray) -> _Window:
-        """A window with the next steps of ``rows``. ``counts``: the number of steps of each row, int64 [R]."""
-        ends = counts.cumsum()
-        firsts = ends - counts
-
-        window_row = np.arange(len(rows)).repeat(counts)
-        window_step = np.arange(len(window_row)) - firsts[window_row]
-        step = self.done[rows][window_row] + window_step
-        step_fields = self._on_device(rows[window_row], step, window_row, window_step)
-        row_fields = self._on_device(rows, firsts, ends - 1)
-        return _Window(*step_fields, *row_fields)
-
-    def _couple_steps(self, window: _Window, steps: _StepsToCouple, length: int) -> _Stops:
-        """Couple the M steps of a window, and find where each row stops. ``length``: L."""
-        coupled = self._couple(steps.draft, steps.q, steps.p, steps.uniforms)
-        accepted = window.accepted_before_rejection(coupled.accepted, length)
-        stop = window.stops(accepted)
-        value = coupled.value[stop]
-
-        # One transfer to the host. The host waits for the device only here, unless some row needs proposals.
-        is_sample = coupled.is_sample[stop].to(torch.int64)
-        accepted_on_host, is_sample_on_host = torch.stack([accepted, is_sample]).cpu().numpy()
-
-        # In these rows, the coupling rejected the draft and found no replacement.
-        missing = np.flatnonzero(is_sample_on_host == 0)
-        if len(missing):
-            (i,) = self._on_device(missing)
-            value[i] = self._propose(steps.at(stop[i]))
-        return _Stops(stop, value.view(-1, *self.x.shape[1:]), accepted_on_host)
-
-    def _propose(self, rejected: _StepsToCouple) -> Tensor:
-        """Find the states that replace K rejected drafts, fp32 [K, n], by coupling the steps with proposals. Only steps
-        with learned variances need proposals.
+    def _couple_window(
+        self, window: _Window, row: Tensor, step: Tensor, inputs: _CouplingInputs
+    ) -> tuple[Tensor, _Progress]:
+        """Couple the M steps of a window. Returns the states after the steps, fp32 [M, n], and how far the rows come.
+        After the step at which a row stops, its states mean nothing. ``row``, ``step``: int64 [M].
         """
-        values = torch.empty_like(rejected.draft)
-        index = torch.arange(len(values), device=self.device)  # the steps that have no value yet, among the K steps
+        coupled = self._couple(*inputs)
+        # One transfer to the host. The host waits for the device only here, unless some row needs proposals.
+        is_accepted, is_sample = torch.stack([coupled.accepted, coupled.is_sample]).cpu().numpy()
+
+        # A last step that is not verified counts as rejected. The row ends there in any case.
+        is_verified = window.step < self._equations.verified_steps
+        progress = window.progress(is_accepted & is_verified)
+        if self.report is not None:
+            self.report.add(drafted_steps=int(is_verified.sum()), accepted_steps=int(progress.accepted.sum()))
+
+        # The rows that stop at these steps have no sample: the coupling rejected the draft and found no replacement.
+        missing = progress.stop[~is_sample[progress.stop]]
+        if len(missing):
+            (index,) = self._on_device(missing)
+            self._propose(index, row, step, inputs, coupled.value)
+        return coupled.value, progress
+
+    def _propose(self, index: Tensor, row: Tensor, step: Tensor, inputs: _CouplingInputs, value: Tensor) -> None:
+        """Replace rejected drafts, by coupling their steps with proposals. Only steps with learned variances need
+        proposals.
+
+        Args:
+            index: the steps whose drafts are rejected, as indices among the M steps of the window.
+            row, step: for each of the M steps, int64 [M].
+            value: the states after the M steps, fp32 [M, n]. This method writes the new states to it.
+        """
         for count in _PROPOSALS:
-            batch_row, step, draft, q, p, uniforms = rejected.at(index)
+            rng = self.rng.for_rows(row[index])
+            lane = 2 * step[index]
+            normals = rng.normal(lane + _LANE_OF_NORMALS, 0, count, value.shape[1])
+            proposals = Proposals(normals, rng.uniform(lane + _LANE_OF_UNIFORMS, 0, count))
 
-            rng = self.rng.for_rows(batch_row)
-            normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
-            proposals = Proposals(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
-            coupled = couple(draft, q, p, uniforms, proposals)
+            # This is not self._couple, which may be compiled: the number of steps differs from call to call.
+            coupled = couple(*inputs.at(index), proposals)
+            value[index] = coupled.value
 
-            values[index] = coupled.value
             index = index[~coupled.is_sample]  # the host waits for the device here
             if not len(index):
                 break
 
-        return values
+    # --- a step of each row
 
-    # --- a step
-
-    def advance(self, rows: np.ndarray) -> None:
+    def advance(self, host_rows: np.ndarray) -> None:
         """Take one step of each row, with a call of the head and without a draft."""
-        row, step = self._on_device(rows, self.done[rows])
+        row, step = self._on_device(host_rows, self.done[host_rows])
         x = self.x[row]
         if self.batch.fixed_tokens is not None:
             x = self.batch.fixed_tokens.follow_rows(x, row, step)
@@ -404,13 +382,11 @@ class Speculation:
         sample = p.mean + p.log_std.exp() * self._equations.noise(step, row)
         self.x[row] = self._equations.next_state(step, x, data, sample)
         self._remember(row, data, logits)
-        self.done[rows] += 1
+        self.done[host_rows] += 1
 
     def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Call the head for M states x. Returns the data after guidance, and the variance logits, fp32 [M, *, c] each.
-        The logits are None if the variances are fixed.
-
-        State i belongs to row ``row[i]`` before step ``step[i]``. Both are int64 [M] on the device.
+        The logits are None if the variances are fixed. ``row``, ``step``: int64 [M].
         """
         prediction, logits = guide(self.head.at_states(row, step, x), self.batch.cfg[row], x.shape[-1])
         return self._equations.data(step, x, prediction), logits
