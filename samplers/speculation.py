@@ -302,14 +302,14 @@ class Speculation:
         window = _Window(self.done[host_rows], drafts.states.shape[1], self.step_count)
         row, step, line, column = self._on_device(host_rows[window.line], window.step, window.line, window.column)
         x = drafts.states[line, column]
-        draft = drafts.values[line, column].flatten(1)
-        q = drafts.q.at(line, column).flat()
 
         # 2. The head's predictions give the kernels at all drafted states.
         data, logits = self.predict(row, step, x)
         p = self.kernel(row, step, x, data, logits).flat()
 
         # 3. The coupling accepts drafts or replaces them.
+        draft = drafts.values[line, column].flatten(1)
+        q = drafts.q.at(line, column).flat()
         inputs = _CouplingInputs(draft, q, p, self._uniforms[row, step])
         value, progress = self._couple_window(window, row, step, inputs)
 
@@ -327,7 +327,7 @@ class Speculation:
         self, window: _Window, row: Tensor, step: Tensor, inputs: _CouplingInputs
     ) -> tuple[Tensor, _Progress]:
         """Couple the M steps of a window. Returns the states after the steps, fp32 [M, n], and how far the rows come.
-        After the step at which a row stops, its states mean nothing. ``row``, ``step``: int64 [M].
+        The states of a row after the step at which it stops mean nothing. ``row``, ``step``: int64 [M].
         """
         coupled = self._couple(*inputs)
         # One transfer to the host. The host waits for the device only here, unless some row needs proposals.
