@@ -160,8 +160,8 @@ def expect_disk(files: list[tuple[str, str]], folder: Path | None) -> None:
     if lacking > free:
         raise UserError(
             f"models: the downloads of {', '.join(names)} need {readable_size(lacking)}, but only "
-            f"{readable_size(free)} are free on the disk of {folder}; free space there, or choose a folder on a "
-            "different disk with --models."
+            f"{readable_size(free)} are free on the disk of {folder}; delete files there, or use --models to "
+            "choose a folder on a different disk."
         )
 
 

@@ -30,8 +30,9 @@ def load_upscaler(path: Path, device: torch.device) -> tuple[Callable[[Tensor], 
     """
     if not path.is_file():
         raise UserError(
-            f"upscale_model: there is no file {str(path)[:200]}; name the file of a super-resolution model, or leave "
-            "the option out to enlarge bicubically."
+            f"upscale_model: there is no file {str(path)[:200]}; give the path of a "
+            "super-resolution model or of latent samplers. Without this option, FastAR uses the built-in latent "
+            "samplers if they fit, and enlarges images bicubically otherwise."
         )
 
     try:

@@ -119,7 +119,7 @@ def _in_a_graph(best: Choice, baseline: str) -> str:
     sampler, _, cache = best.entry.name.partition("+")
     used = f"{find(sampler).title} Sampler with preset {best.preset}"
     if cache:
-        used += f", and connect LazyMAR Cache with preset {best.preset} to its input cache"
+        used += f", and connect LazyMAR Cache with preset {best.preset} to its input named cache"
     return f"In your workflow, use {used}."
 
 

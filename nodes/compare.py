@@ -63,14 +63,14 @@ class CompareSettings(Settings):
         step=1,
         more="With any other number, the cell with that number is the baseline of all cells. At 0, each kind of "
         "model (such as MAR, LlamaGen and Tar) gets its own group of cells with its own baseline, because the networks "
-        "and image sizes of different kinds differ. Two models of one kind also get separate groups if each model has "
-        "several cells; so do two image sizes. If a group has no report of an unaccelerated sampler, the baseline is "
-        "an accelerated sampler whose settings give the same image as the unaccelerated sampler. If the group has no "
-        "such sampler either, the baseline is the sampler that made the most passes.",
+        "and image sizes of different kinds differ. Within one kind, two models, or two image sizes, also get separate "
+        "groups if each of them has several cells. If a group has no report of an unaccelerated sampler, the baseline "
+        "is an accelerated sampler whose settings give the same image as the unaccelerated sampler. If the group has "
+        "no such sampler either, the baseline is the sampler that made the most passes.",
     )
     differences: bool = knob(
         False,
-        "Also show, below each image, its difference from the baseline's image, amplified four times. Black means "
+        "Also shows, below each image, its difference from the baseline's image, amplified four times. Black means "
         "that the pixels are equal.",
     )
 

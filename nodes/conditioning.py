@@ -382,8 +382,8 @@ class PromptLines(PromptImages):
     images: int = _images("Number of images to generate from each prompt")
     lines: bool = knob(
         False,
-        "Read every line as a separate prompt, and generate the images of all prompts in one batch. When this is off, "
-        "the whole text is one prompt.",
+        "Reads every line as a separate prompt, and generates the images of all prompts in one batch. When this is "
+        "off, the whole text is one prompt.",
         advanced=True,
         more="When this is on, *images* is the number of images for each line, and FastAR skips empty lines.",
     )

@@ -56,7 +56,7 @@ class PasteSettings(Settings):
         "colours.",
         more="The model's colours may not fit your image; for example, the model may put an orange sunset into a blue "
         "sky. If the subject does not look like the background, for example a boat in front of the sky, the subject "
-        "keeps its colours.",
+        "keeps its colours, except where it touches the edge of the mask.",
     )
 
 

@@ -87,17 +87,17 @@ def _edit(vae: str, mask: str, more: str) -> list[io.Input]:
     latent_image = io.Latent.Input(
         "latent_image",
         optional=True,
-        tooltip=f"The image to inpaint, from VAE Encode with the vae of {vae}. Also connect a mask to the input mask, "
-        "or use Set Latent Noise Mask. If you connect an Empty Latent Image instead, nothing is inpainted: the empty "
-        "latent only sets the number of images, and must have the size of the images that the model generates.",
+        tooltip=f"The image to inpaint, from VAE Encode with the vae of {vae}. Also connect a mask to the input named "
+        "mask, or use Set Latent Noise Mask. If you connect an Empty Latent Image instead, nothing is inpainted: the "
+        "empty latent only sets the number of images, and must have the size of the images that the model generates.",
     )
     where = io.Mask.Input("mask", optional=True, tooltip=mask)
     return [explained(latent_image, more), explained(where, _MASK)]
 
 
 _LABEL_OR_TEXT = (
-    "What to generate, one label or prompt per image, from Class Label, or from LlamaGen Prompt for LlamaGen's "
-    "text-to-image models."
+    "What to generate: one label or prompt per image. Connect Class Label or, for LlamaGen's text-to-image models, "
+    "LlamaGen Prompt."
 )
 
 
@@ -309,13 +309,14 @@ class LazyMARSampler(_Sampler):
         "preset": (
             "*exact* gives the image of unaccelerated MAR. For full-size models, *balanced* is the configuration "
             "that the paper measured. For the demo, *balanced* has the paper's *refresh_period* and *start_step* for "
-            "32 AR steps, and a *computed_ratio* of 0.25 from the start. *fast* sets *ratio_schedule* to *stretched* "
-            "and *order* to *halton*, and takes fewer steps. On the demo, *fast* takes 12 AR steps, 25 diffusion "
-            "steps for the first tokens, and 5 diffusion steps for the last tokens (see *diffusion_steps_end*). For "
-            "full-size models, it takes 24 AR steps, 50 diffusion steps for the first tokens, and 10 for the last "
-            "tokens. Most of the speed-up of *fast* comes from the smaller numbers of steps. To see what the caches "
-            "add, compare *fast* with the preset *few steps* of MAR Sampler, which has the same steps and order, but "
-            "no caches. We have not measured *balanced* or *fast* on full-size models."
+            "32 AR steps; between two full computations, an AR step computes a quarter of the tokens (*computed_ratio* "
+            "0.25). *fast* sets *ratio_schedule* to *stretched* and *order* to *halton*, and takes fewer steps. On the "
+            "demo, *fast* takes 12 AR steps, 25 diffusion steps for the first tokens, and 5 diffusion steps for the "
+            "last tokens (see *diffusion_steps_end*). For full-size models, it takes 24 AR steps, 50 diffusion steps "
+            "for the first tokens, and 10 for the last tokens. Most of the speed-up of *fast* comes from the smaller "
+            "numbers of steps. To see what the caches add, compare *fast* with the preset *few steps* of MAR Sampler, "
+            "which has the same steps and order, but no caches. We have not measured *balanced* or *fast* on full-size "
+            "models."
         ),
         "speculation": "*speculation* works only if *head_cache* is off.",
     }
@@ -406,11 +407,11 @@ class LazyMARCache(io.ComfyNode):
     more = {
         "preset": (
             "*exact* caches nothing. For full-size models, *balanced* is the configuration that the paper measured. "
-            "For the demo, *balanced* has the paper's *refresh_period* and *start_step* for 32 AR steps, and a "
-            "*computed_ratio* of 0.25 from the start. *fast* sets *ratio_schedule* to *stretched*. For full-size "
-            "models, *fast* differs from *balanced* only in *ratio_schedule*; with 64 AR steps, this difference has no "
-            "effect. For the demo, *fast* also has a longer *refresh_period*. We have not measured *balanced* or "
-            "*fast* on full-size models."
+            "For the demo, *balanced* has the paper's *refresh_period* and *start_step* for 32 AR steps; between "
+            "two full computations, an AR step computes a quarter of the tokens (*computed_ratio* 0.25). *fast* sets "
+            "*ratio_schedule* to *stretched*. For full-size models, *fast* differs from *balanced* only in "
+            "*ratio_schedule*; with 64 AR steps, this difference has no effect. For the demo, *fast* also has a longer "
+            "*refresh_period*. We have not measured *balanced* or *fast* on full-size models."
         ),
     }
     more_of_outputs = {
@@ -428,7 +429,11 @@ class LazyMARCache(io.ComfyNode):
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(), *setting_widgets(CacheSettings)],
             outputs=[
-                output(CACHE, "cache", "The settings of the caches. Connect them to the input cache of a MAR sampler.")
+                output(
+                    CACHE,
+                    "cache",
+                    "The settings of the caches. Connect them to the input named cache of a MAR sampler.",
+                )
             ],
             hidden=[io.Hidden.prompt],
         )
@@ -594,8 +599,8 @@ class NextStepSampler(_Sampler):
         "saves time.",
     }
     more_of_outputs = {
-        "latent": "The latent has 16 channels. The values of the latent are normalised and scaled in the same way as "
-        "the values of the tokens.",
+        "latent": "The latent has 16 channels. Its values are scaled in the same way as the values of the tokens. The "
+        "sampled values are normalised only if *use_norm* is on.",
     }
 
 

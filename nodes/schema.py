@@ -68,7 +68,7 @@ ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader except Load Tar."),
     condition_input(
         _OF_KIND,
-        "What to generate, one label or prompt per image. Connect the condition that you would "
+        "What to generate: one label or prompt per image. Connect the condition that you would "
         "connect to a sampler of this model.",
     ),
 ]
@@ -282,9 +282,9 @@ def first_image_widget() -> io.Input:
         max=_MOST_NUMBERS,
         optional=True,
         advanced=True,
-        tooltip="Position in a batch, counted from 0, whose noise the first image of the run gets. Usual: 0; to "
-        "generate only the fourth image of a batch again, set this to 3 and connect only the label or prompt of that "
-        "image.",
+        tooltip="The first image of the run gets the noise of the image at this position in a batch, counted from 0. "
+        "Usual: 0; to generate only the fourth image of a batch again, set this to 3 and connect only the label or "
+        "prompt of that image.",
     )
 
 

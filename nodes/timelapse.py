@@ -75,9 +75,9 @@ class TimeLapse(io.ComfyNode):
             "filename_prefix",
             default=_PREFIX,
             optional=True,
-            tooltip="Name of the file in the output folder; FastAR adds a number, and a slash in the name makes a "
-            "folder. As in Save Image, %date:yyyy-MM-dd% stands for the date, and %Node.widget% for the value of a "
-            "node's widget.",
+            tooltip="Name of the file in the output folder. FastAR adds a number to the name. If the name contains a "
+            "slash, the part before it becomes a folder. As in Save Image, %date:yyyy-MM-dd% stands for the date, and "
+            "%Node.widget% for the value of a node's widget.",
         )
 
         return schema(

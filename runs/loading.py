@@ -393,8 +393,8 @@ def outline(family: str, choice: str, path: Path, grid: int | None = None, weigh
 
     def find(name: str, kind: str) -> Path:
         raise UserError(
-            f"checkpoint: there is no tokenizer in the folder of {path.name}; load the model once, because FastAR "
-            "then downloads the tokenizer."
+            f"checkpoint: there is no tokenizer in the folder of {path.name}; load the model, and FastAR downloads "
+            "the tokenizer."
         )
 
     source = Source(find, torch.device("meta"), "fp32")

@@ -10,7 +10,8 @@ The files use these words:
 
 ==============  ======================================================================================================
 cell            a square of the image's grid. Cells are numbered row by row, from 0, and each holds one token
-position        in ``mar/``, another word for a cell; in ``tokens/``, the cell whose position encoding a fed token gets
+position        in ``mar/``, another word for a cell; in ``tokens/``, the cell that the position encoding of a fed
+                token stands for
 place           the index of a token in the order in which a model reads tokens
 slot            an entry of the KV cache; it holds the keys and values of one place
 branch          guidance runs a model on several conditions; each run is a branch. The *null* branch has no condition
@@ -26,7 +27,8 @@ plan            the cells that each pass decides
 condition       what the user asks for (classes, prompts, images). The *conditions z* of a diffusion head are something
                 else: vectors that the transformer computes, one for each token that the head samples
 window          several steps that are computed at once: diffusion steps (``speculation.py``) or passes of a token model
-                (``tokens/jacobi.py``). In ZipAR, how many tokens of a grid row are decided when the next row starts
+                (``tokens/jacobi.py``). In ZipAR, the number of tokens by which the row above must be ahead before
+                a row of the grid starts
 look            the function that runs the transformer in a pass
 draw            the function that samples the cells' values from the output of the look
 draft           a value that a cheap method proposes. The model verifies the value, and accepts or rejects it

@@ -80,7 +80,9 @@ class Edit:
         self.expect_batch(images)
         for name, x in (("latent_image", self.start), ("mask", self.mask)):
             if not is_finite(x):
-                raise UserError(f"{name}: some values are not finite (NaN or infinity); encode or load it again.")
+                raise UserError(
+                    f"{name}: some values are not finite (NaN or infinity); encode or load this input again."
+                )
 
         # Max pooling: a mask in pixels covers every token whose area it touches.
         mask = self.mask.to(device, torch.float32)

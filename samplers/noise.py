@@ -76,8 +76,9 @@ class PairedNoise:
         return out
 
     def orders(self, tokens: int) -> Tensor:
-        """A permutation of the cells for each image, int64 [B, tokens]. The sampler decides the cell in the last entry
-        first.
+        """A permutation of the cells for each image, int64 [B, tokens]. The sampler goes through a permutation
+        backwards: it begins with the cell in the last entry. ``mar/canvas.py`` therefore reverses the permutations
+        before ``mar/order.py`` divides them among the AR steps.
         """
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 
@@ -103,8 +104,8 @@ class StreamNoise(NamedTuple):
 def stream_noise(
     noise: PairedNoise, stream: str, steps: int, tokens: int, channels: int, device: torch.device
 ) -> StreamNoise:
-    """The noise of ``stream`` on ``device``, for S = ``steps`` diffusion steps and L = ``tokens`` tokens of c =
-    ``channels`` numbers.
+    """The noise of ``stream`` on ``device``. In the shapes of :class:`StreamNoise`, S is ``steps``, L is ``tokens``
+    and c is ``channels``.
     """
     start = noise.start_noise(stream, tokens, channels)
     of_steps = noise.step_noise(stream, steps, tokens, channels)
@@ -206,7 +207,7 @@ class CellNoise(NamedTuple):
 
     def gumbel(self, cells: Tensor) -> Tensor:
         """Gumbel(0, 1) noise, fp32 [B, n, V]; ``cells``: see :meth:`uniform`."""
-        # The noise is -log(-log(1 - u)), with 1 - u instead of the usual u. So large noise, which decides the argmax,
-        # comes from u near 0, where the resolution of u is highest.
+        # The noise is -log(-log(1 - u)), with 1 - u instead of the usual u. Large noise, which decides the argmax,
+        # therefore comes from u near 0, where the resolution of u is highest.
         log = self.uniform(cells).neg_().log1p_()  # log(1 - u)
         return log.neg_().log_().neg_()

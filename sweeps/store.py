@@ -82,7 +82,7 @@ class CellStore:
         try:
             replace_file(self.path(name), out.getvalue())
         except OSError as e:
-            remedy = "free space there" if e.errno in FULL else "make it writable"
+            remedy = "delete files there" if e.errno in FULL else "make it writable"
             kept = "; what is finished is kept" if self._in_use else ""
             raise UserError(
                 f"folder: {self.folder} cannot be written to ({e.strerror or e}); {remedy} and run again{kept}."

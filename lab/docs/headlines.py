@@ -131,7 +131,9 @@ class Tables:
         begin, end = markers(figure)
         _, found, rest = self.text.partition(begin)
         if not found:
-            raise UserError(f"headlines: docs/tables.md has no figure {figure}; change its name in headlines.py.")
+            raise UserError(
+                f"headlines: docs/tables.md has no figure {figure}; correct the figure's name in headlines.py."
+            )
 
         rows = []
         for table in re.findall(r"(?:^\|.*\n?)+", rest.partition(end)[0], re.M):

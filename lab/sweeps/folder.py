@@ -100,7 +100,7 @@ class Folder:
             replace_file(self.path / name, data)
             self._in_use = True
         except OSError as e:
-            remedy = "free space there" if e.errno in FULL else "make it writable"
+            remedy = "delete files there" if e.errno in FULL else "make it writable"
             kept = "; what is finished is kept" if self._in_use else ""
             raise UserError(
                 f"{self.field}: {self.path} cannot be written to ({e.strerror or first_line(e)}); {remedy} and run "

@@ -64,7 +64,7 @@ class Family(ABC):
     # Sockets and texts of nodes.
     socket: ClassVar[str]  # type of the sockets of its models
     model_help: ClassVar[str] = ""  # "": it names the loaders
-    condition_help: ClassVar[str] = "What to generate, one label or prompt per image."
+    condition_help: ClassVar[str] = "What to generate: one label or prompt per image."
     image_help: ClassVar[str] = ""  # what the help says about the image to change
     mask_help: ClassVar[str] = "The area to regenerate; the rest of the image stays unchanged."
 

@@ -28,8 +28,8 @@ class _BitDance(Family):
     kind = "blocks"
     socket = "FASTAR_BITDANCE"
     condition_help = (
-        "What to generate, one label or prompt per image, from Class Label for an ImageNet model, or from Prompt "
-        "(FastAR) for a 14B model."
+        "What to generate: one label or prompt per image. For an ImageNet model, connect Class Label; for a 14B "
+        "model, connect Prompt (FastAR)."
     )
     mask_help = (
         "The area to regenerate; all tokens outside it stay bit-identical. The blocks are decided row by row, so new "

@@ -26,8 +26,8 @@ class MARFamily(Family):
     unit = "AR steps"
     socket = "FASTAR_MAR"
     condition_help = (
-        "What to generate, one label or prompt per image, from Class Label for a MAR, or from Prompt (FastAR) for "
-        "Harmon and UniPic."
+        "What to generate: one label or prompt per image. For a MAR, connect Class Label; for Harmon and UniPic, "
+        "connect Prompt (FastAR)."
     )
     mask_help = (
         "The area to regenerate; everything else in the latent stays unchanged. A token is regenerated if the mask "

@@ -57,8 +57,8 @@ class _NextStep(Family):
     decoder = "nextstep-ae"
     load_decoder = staticmethod(load_nextstep_ae)
     condition_help = (
-        "What to generate, one prompt per image, from Prompt (FastAR), or from Image and Prompt for "
-        "NextStep-1-Large-Edit."
+        "What to generate: one prompt per image. Connect Prompt (FastAR) or, for NextStep-1-Large-Edit, Image and "
+        "Prompt."
     )
     mask_help = (
         "The area to regenerate; all other tokens stay unchanged. New tokens match the unchanged tokens above them "

@@ -29,8 +29,8 @@ class TokenFamily(Family):
     socket = "FASTAR_TOKEN_MODEL"
     model_help = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
     condition_help = (
-        "What to generate, one label or prompt per image, from Class Label, or from LlamaGen Prompt for LlamaGen's "
-        "text-to-image models. For Janus, connect the node Prompt (FastAR) or the node Image and Prompt; for Tar, "
+        "What to generate: one label or prompt per image. Connect Class Label or, for LlamaGen's text-to-image "
+        "models, LlamaGen Prompt. For Janus, connect the node Prompt (FastAR) or the node Image and Prompt; for Tar, "
         "connect the node Tar Prompt or the node Image to Codes."
     )
     mask_help = (

@@ -1,8 +1,8 @@
 """Which tokens each AR step decides, and with which guidance scale.
 
-Source: Li et al. 2024 (arXiv 2406.11838), section 3. :func:`make_order` combines the orders and the numbers of tokens
-that ``schedule.py`` computes. Shapes: B images of L tokens. A position is the index of a token in its image, counted
-row by row.
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. :func:`make_order` takes the order of the tokens in each image and
+divides it among the AR steps. ``schedule.py`` computes how many tokens each AR step decides. Shapes: B images of L
+tokens. A position is the index of a token in its image, counted row by row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Order:
 
     def positions_from(self, step: int, count: int = 1) -> Tensor:
         """The positions that ``count`` AR steps decide, from AR step ``step`` on, int64 [B, M], in the order of
-        decision. If fewer than ``count`` AR steps are left, the positions that the remaining AR steps decide.
+        decision. If fewer than ``count`` AR steps are left, the result covers only these.
         """
         start = self.count_before[step]
         stop = start + sum(self.sizes[step : step + count])
@@ -102,7 +102,8 @@ def make_order(orders: Tensor, settings: MARBase, regenerated: Tensor | None = N
         # slightly below cfg.
         cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in masked_counts]
 
-    # 3. The guidance scale of each position: sorted in the order of decision, and then sorted by position.
+    # 3. The guidance scale of each position: first listed in the order of decision, then rearranged so that entry i
+    #    belongs to position i.
     decision_order = orders if regenerated is None else moved_to_front(orders, ~regenerated)
     scale_of_steps = torch.tensor([1.0, *cfg]).repeat_interleave(torch.tensor([fixed_count, *sizes]))
     scale_in_order = to_device(scale_of_steps, orders.device).expand_as(orders)

@@ -58,14 +58,14 @@ class MARBase(HeadGuarantees):
         "Usual: 2.9 to 3.3; at 1, guidance is off, which halves the work.",
         low=1.0, high=20.0, step=0.1)
     cfg_schedule: str = knob("linear", "With linear, guidance increases from 1 to cfg while the tokens are decided, as "
-        "in the paper. With constant, guidance is cfg from the start.",
+        "in the paper. With constant, guidance is cfg at every AR step.",
         choices=("linear", "constant"), advanced=True)
     temperature: float = knob(1.0, "Amount of noise in every diffusion step; lower is smoother and less varied. "
         "Usual: 1.",
         low=0.0, high=2.0, step=0.01, advanced=True,
         more="The demo's file recommends 0.8.")
     order: str = knob("random", "Order in which the tokens are decided. Usual: random, a new order for every image, as "
-        "in training; raster goes row by row, and halton spreads consecutive tokens evenly over the image.",
+        "in training; raster goes row by row. With halton, tokens that are decided one after another lie far apart.",
         choices=("random", "raster", "halton"), advanced=True,
         more="*raster* gives worse images than *random*.")
     t_max: int | None = knob(None, "Diffusion timestep from which denoising starts; a lower timestep has less noise. "

@@ -61,7 +61,7 @@ class NextStepSettings(Annealed):
     time_shift: float = knob(1.0, "Shifts the diffusion steps of every token; above 1, more of these steps are taken "
         "while the token is still noisy. Usual: 3.2 for NextStep-1-Large-Edit, and 1 for all other models.",
         low=0.01, high=100.0, step=0.1, symbol="k", advanced=True)
-    use_norm: bool = knob(False, "Normalise every token as soon as it is sampled, so the language model and VAE "
+    use_norm: bool = knob(False, "Normalises every token as soon as it is sampled, so the language model and VAE "
         "Decode get normalised tokens. Usual: off for NextStep-1.1, on for NextStep-1.", advanced=True)
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last token, which needs fewer steps than "
         "the first token (DiSA); lower is faster. Usual: a third of diffusion_steps; at the value of "

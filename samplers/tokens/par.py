@@ -213,11 +213,11 @@ class PARSettings(TokenSettings):
         more="A LlamaGen was trained for neither of these two groupings. In the paper, groups of neighbouring tokens "
             "give much worse images than groups with one token of every region.")
     sequential_start: bool = knob(True,
-        "Decide the first tokens of the regions one after another, so that the regions fit together. When this is "
+        "Decides the first tokens of the regions one after another, so that the regions fit together. When this is "
         "off, one pass decides the first tokens of all regions, as in an experiment of the paper; this saves a few "
         "passes, but the regions fit together less well.",
         advanced=True)
-    parallel: int = parallel_knob("the tokens of this many later passes", USUAL_PARALLEL, more=PARALLEL_PASSES)
+    parallel: int = parallel_knob("passes whose tokens are guessed ahead", USUAL_PARALLEL, more=PARALLEL_PASSES)
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on

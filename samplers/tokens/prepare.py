@@ -159,9 +159,9 @@ def _pack_images_with_prompts(
     for image in distinct_images:
         if image.rows.shape != (model.tokens, model.net.config.dim) or image.codes.shape != (model.tokens,):
             raise UserError(
-                f"condition: its image was read as {len(image.rows)} vectors of width {image.rows.shape[-1]}, but "
-                f"{model.name} reads {model.tokens} vectors of width {model.net.config.dim}; read the image with "
-                f"{model.name}."
+                f"condition: the image in this condition was encoded as {len(image.rows)} vectors of width "
+                f"{image.rows.shape[-1]}, but {model.name} needs {model.tokens} vectors of width "
+                f"{model.net.config.dim}; encode the image with {model.name}."
             )
 
     # 2. The prompts of these pairs, padded to the longest prompt, and the rows and codes of their images.

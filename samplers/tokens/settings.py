@@ -56,17 +56,17 @@ def top_k_knob(
         low=0, high=65536, step=1, full_size_value=2000, more=more)
 
 
-def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "the image stays identical in fp32") -> Any:
+def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "in fp32, the image stays identical") -> Any:
     """The setting *parallel*, for Jacobi decoding (``jacobi.py``).
 
     Args:
-        what: what the sampler guesses, for example "this many tokens ahead".
+        what: what the setting counts, for example "tokens that are guessed ahead".
         usual: the usual value, in words.
         more: what the help page adds to the tooltip.
         same: a clause that says what the guesses do not change.
     """
     return knob(0,
-        f"Guess {what} and verify all guesses in one pass, so fewer passes are needed; {same}. Usual: {usual}; at 0, "
+        f"Number of {what}. One pass verifies all guesses, so fewer passes are needed; {same}. Usual: {usual}; at 0, "
         "no guesses are made.",
         low=0, high=4096, step=1, advanced=True, more=more)
 
@@ -89,8 +89,8 @@ def entropy_temperature_knob(what: str) -> Any:
 
 # The help page's text on "parallel" for samplers in which this setting is a number of passes.
 PARALLEL_PASSES = (
-    "In half precision, all values of *parallel* from 1 to the image's side in tokens give the same image, but 0 gives "
-    "a different image. Both images are sampled from the same distribution."
+    "In half precision, *parallel* 0 gives a different image from *parallel* 1. Higher settings give the same image as "
+    "1, up to the number of tokens along one side of the image. Both images are sampled from the same distribution."
 )
 # The usual value of "parallel", in words.
 USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
@@ -101,7 +101,7 @@ def why_only_one_per_pass(report: Report) -> str:
     average.
     """
     per_pass = report.tokens_per_pass
-    # If an edit fixes all tokens, per_pass is 0.
+    # per_pass is 0 only if an edit keeps all tokens; then there is nothing to explain.
     if per_pass is not None and 0 < per_pass <= 1:
         return "Every pass decided only one token, as without acceleration."
     return ""
@@ -169,15 +169,15 @@ class LlamaGenSettings(TokenSettings):
     """Settings of LlamaGen, which decides one token after another, row by row."""
 
     top_p: float = top_p_knob(advanced=False)
-    parallel: int = parallel_knob("this many tokens ahead", USUAL_PARALLEL,
+    parallel: int = parallel_knob("tokens that are guessed ahead", USUAL_PARALLEL,
         more="A pass (one run of the transformer) computes the next tokens from the guesses, and compares every "
             "guess with the token that was computed for the same position. All guesses before the first difference "
-            "are confirmed (Jacobi iteration). In half precision, all values of *parallel* from 1 to the image's side "
-            "in tokens give the same image, but 0 gives a different image. Both images are sampled from the same "
-            "distribution. To compare images in half precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 "
-            "in the loader. On the demo, *parallel* 16 takes 57 passes instead of 256. For a single image on a GPU, "
-            "twice the image's side in tokens may be faster still. On a CPU, batches of four or more images hardly get "
-            "faster.")
+            "are confirmed (Jacobi iteration). In half precision, *parallel* 0 gives a different image from "
+            "*parallel* 1. Higher settings give the same image as 1, up to the number of tokens along one side of the "
+            "image. Both images are sampled from the same distribution. To compare images in half precision, use "
+            "*parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the demo, *parallel* 16 takes 57 "
+            "passes instead of 256. For a single image on a GPU, a *parallel* of twice the usual value may be faster "
+            "still. On a CPU, batches of four or more images hardly get faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:

@@ -63,10 +63,10 @@ class TarPromptSettings(Settings):
         "Lowers the probability of codes that have already occurred; a higher value means fewer repetitions. Usual: "
         "the value that the model's file recommends; at 1, the penalty is off.",
         low=0.01, high=2.0, step=0.01, full_size_value=1.0, advanced=True)
-    parallel: int = parallel_knob("this many codes ahead", "32 on a GPU",
-        more="In half precision, all values of 1 or more give the same codes, but 0 gives different codes. The codes "
-            "at 0 are sampled from the same distribution.",
-        same="the codes stay identical in fp32")
+    parallel: int = parallel_knob("codes that are guessed ahead", "32 on a GPU",
+        more="In half precision, *parallel* 0 gives different codes from *parallel* 1. Higher settings give the same "
+            "codes as 1. The codes at 0 are sampled from the same distribution.",
+        same="in fp32, the codes stay identical")
     entropy_temperature: float = entropy_temperature_knob("code")
 # fmt: on
 

@@ -89,10 +89,10 @@ class ZipARSettings(TokenSettings):
 
     window: int = knob(8,
         "Number of tokens of a row that must be decided before the next row starts; a smaller number is faster, and "
-        "the image is less coherent. Usual: 8 for images of 256 and 384 pixels, 16 for larger images; a window as "
-        "long as the row gives the image of the unaccelerated sampler.",
+        "the image is less coherent. Usual: 8 for images of 256 and 384 pixels, 16 for larger images; if the "
+        "window has the length of a row, the image is the same as the unaccelerated sampler's.",
         low=1, high=256, step=1, symbol="s")
-    parallel: int = parallel_knob("the tokens of this many later passes", USUAL_PARALLEL,
+    parallel: int = parallel_knob("passes whose tokens are guessed ahead", USUAL_PARALLEL,
         more=f"{PARALLEL_PASSES} On the demo with a window of 8, *parallel* 16 reduces the passes from 144 to 42.")
     entropy_temperature: float = entropy_temperature_knob("token")
 

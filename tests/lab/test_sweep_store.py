@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_nothing_half(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(UserError, match="No space left on device.; free space there and run again"):
+    with pytest.raises(UserError, match="No space left on device.; delete files there and run again"):
         draw(store, 0, 2)
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
     monkeypatch.undo()

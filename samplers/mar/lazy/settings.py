@@ -32,26 +32,27 @@ class CacheSettings(HeadGuarantees):
     sampler_settings: ClassVar[type[MARBase] | None] = None
 
     # fmt: off
-    refresh_period: int = knob(9, "Number of AR steps from one full computation to the next; a higher number is faster "
-        "and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, nothing is cached.",
+    refresh_period: int = knob(9, "Number of AR steps from one full computation of the transformer to the next; a "
+        "higher number is faster and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, all caches are off.",
         low=1, high=4096, step=1, symbol="tau", unit="AR steps")
-    start_step: int = knob(5, "Number of AR steps at the beginning in which the transformer reuses nothing, because "
-        "these steps determine the content; a higher number is slower and more exact. Usual: 5 for 64 AR steps, and "
-        "4 for 32.",
+    start_step: int = knob(5, "Up to this AR step, counted from 0, the transformer reuses nothing, because the first "
+        "AR steps determine the content; a higher number is slower and more exact. Usual: 5 for 64 AR steps, and 4 "
+        "for 32.",
         low=0, high=4096, step=1, unit="AR steps",
-        more="The cache of the diffusion head (*head_cache*) works from the first AR step on.")
-    computed_ratio: float = knob(0.05, "Smallest share of the tokens that the transformer's decoder computes at an AR "
-        "step between two full computations; lower is faster and less exact. Usual: 0.05; at 1, all tokens are "
-        "computed.",
+        more="The cache of the diffusion head (*head_cache*) works from the first AR step on, unless *refresh_period* "
+             "is 1.")
+    computed_ratio: float = knob(0.05, "Between two full computations, an AR step computes only a share of the tokens "
+        "in the transformer's decoder; computed_ratio is the lowest share (see ratio_schedule). Lower is faster and "
+        "less exact. Usual: 0.05; at 1, all tokens are computed.",
         low=0.0, high=1.0, step=0.01,
-        more="With *ratio_schedule* *constant*, the share has this value from the start. Otherwise the share falls "
+        more="With *ratio_schedule* *constant*, the share always has this value. Otherwise the share falls "
              "from 1 to this value; *ratio_schedule* sets when the share reaches this value: with *published*, not "
              "before step 41.")
     ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, in "
         "which the decoder computes all tokens in AR steps 1 to 20, fewer in steps 21 to 40, and the share "
         "computed_ratio from step 41 on. With stretched, this table is spread over all AR steps; for fewer than 64 "
         "AR steps, stretched is faster and less exact than published. With constant, the share is computed_ratio "
-        "from the start. Usual: published for full-size models, constant for the demo.",
+        "at every AR step between two full computations. Usual: published for full-size models, constant for the demo.",
         choices=("published", "stretched", "constant"), advanced=True,
         more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
             "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* "
@@ -74,14 +75,14 @@ class CacheSettings(HeadGuarantees):
         advanced=True,
         more="Between two full computations, the transformer computes only the prediction with the label or prompt. "
             "The cache has no effect at *cfg* 1.")
-    token_cache: bool = knob(True, "Do not compute tokens that hardly change; their cached values are used instead. "
+    token_cache: bool = knob(True, "Skips tokens that hardly change, and uses their cached values instead. "
         "Without this cache, runs are slower and more exact.",
         advanced=True)
-    head_cache: bool = knob(True, "Reuse most of the diffusion head's results from one diffusion step to the next, as "
+    head_cache: bool = knob(True, "Reuses most of the diffusion head's results from one diffusion step to the next, as "
         "the published code does. Without this cache, runs are slower and more exact.",
         advanced=True,
         more="The paper does not describe this cache, but the paper's speed-ups include it.")
-    encoder_cache: bool = knob(True, "Reuse the encoder's results for the tokens that were decided earlier, as the "
+    encoder_cache: bool = knob(True, "Reuses the encoder's results for the tokens that were decided earlier, as the "
         "published code does. Without this cache, runs are slower and more exact.",
         advanced=True,
         more="The cache holds the keys and values of the encoder's attention layers and, for Harmon and UniPic, also "

@@ -88,8 +88,8 @@ class MuLoSDSettings(TokenSettings):
         choices=(LOCAL, SUFFIX), advanced=True,
         more="The paper compares *local* with *suffix*. Earlier methods of speculative decoding work like *suffix*.")
     draft_parallel: int = knob(0,
-        "While drafting, guess this many tokens ahead, and let the draft model verify all guesses in one pass, so "
-        "fewer passes are needed; the draft stays identical in fp32. Usual: the draft's side in tokens; at 0, no "
+        "Number of tokens of the draft that are guessed ahead. One pass of the draft model verifies all guesses, so "
+        "fewer passes are needed; in fp32, the draft stays identical. Usual: the draft's side in tokens; at 0, no "
         "guesses are made.",
         low=0, high=4096, step=1, advanced=True,
         more="In half precision, guessing gives a different draft, but does not change the distribution from which "

@@ -198,7 +198,7 @@ def test_a_model_that_cannot_edit_says_why():
     editor = tiny_editor()
     assert "Janus-Pro-7B was not trained to edit" in refused(replace(editor, name="Janus-Pro-7B"), condition)
     assert "lacks the part that reads images" in refused(replace(editor, vision_file=None), condition)
-    assert "reads 25 vectors of width" in refused(replace(editor, grid=5), condition)
+    assert "needs 25 vectors of width" in refused(replace(editor, grid=5), condition)
     assert "reads class labels" in refused(tiny_gpt(), condition)
     empty = ImagePromptCondition((), (), encoded_images=())
     assert "holds no prompt" in refused(editor, empty)
