@@ -76,8 +76,9 @@ class StepEquations:
         return numbers.log_std_middle + numbers.log_std_per_logit * logits
 
     def next_state(self, step: Tensor, x: Tensor, data: Tensor, sample: Tensor) -> Tensor:
-        """The states after the steps: ``sample``, but the mean after a last step without noise. ``x``: the states
-        before the steps; ``data``: the data that the head predicted for x.
+        """The states after M steps: ``sample``, but the mean after a last step without noise. ``x``: the states
+        before the steps; ``data``: the data that the head predicted for x. Here ``step`` is int64 [M], and the other
+        arguments and the result are fp32 [M, *, c].
         """
         if self._ends_with_noise:
             return sample

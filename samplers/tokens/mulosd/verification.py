@@ -144,7 +144,8 @@ class BlockVerifier:
         self, block: Block, hidden: Tensor, repair: Repair, verifying_pass: int
     ) -> Iterator[tuple[int, Verdict]]:
         """Stage 5: resample the islands of a block, one wave per pass. Yields after every wave: the progress
-        (:func:`.progress_of_repair`), and the verdict, which has the cells of the wave and their new tokens.
+        (:func:`.progress_of_repair`), and the verdict, which has the cells of the wave and their new tokens. The next
+        wave reads these tokens from the canvas, so the caller must decide the cells before it asks for the next wave.
 
         Args:
             block: the block.
