@@ -344,11 +344,20 @@ def test_a_message_stays_while_another_output_of_the_graph_runs(comfy: Comfy, ed
     assert "labels: there is no class 'dog'; the demo has sunset, " in told
 
 
-# What is wrong: node type, widget and value; and the sentence. The first two are ComfyUI's own checks.
+# What is wrong: node type, and values by widget; and the sentence. The first two are ComfyUI's own checks. The editor
+# sends numbers only with the preset custom.
 REFUSED = {
-    "a number": ("FastARMARSampler", "steps", 100000, "steps: Value 100000 bigger than max of 4096"),
-    "a choice": ("FastARMARSampler", "preset", "best", "preset: 'best' not in ['recommended', 'few steps', 'custom']"),
-    "a file": ("FastARLoadMAR", "checkpoint", "mine.pt", "checkpoint: "),
+    "a number": (
+        "FastARMARSampler",
+        {"preset": "custom", "steps": 100000},
+        "steps: Value 100000 bigger than max of 4096",
+    ),
+    "a choice": (
+        "FastARMARSampler",
+        {"preset": "best"},
+        "preset: 'best' not in ['recommended', 'few steps', 'custom']",
+    ),
+    "a file": ("FastARLoadMAR", {"checkpoint": "mine.pt"}, "checkpoint: "),
 }
 SET = """([type, name, value]) => {
     app.graph._nodes.find(node => node.type === type).widgets.find(widget => widget.name === name).value = value
@@ -356,10 +365,11 @@ SET = """([type, name, value]) => {
 
 
 def test_every_refusal_before_a_run_is_told(comfy: Comfy, editor: Any) -> None:
-    for kind, name, value, sentence in REFUSED.values():
+    for kind, values, sentence in REFUSED.values():
         editor.evaluate("graph => app.loadGraphData(graph)", one_image())
         editor.wait_for_timeout(1000)
-        editor.evaluate(SET, [kind, name, value])
+        for name, value in values.items():
+            editor.evaluate(SET, [kind, name, value])
         editor.evaluate("() => void app.queuePrompt(0, 1)")
         told = editor.locator(MESSAGE)
         told.wait_for(timeout=10000)
