@@ -209,16 +209,18 @@ class Canvas:
             when: the pass that decides the cells; int32 [B, n] if different passes decide them.
             outcome: uint8 [B, n], what became of the cells' drafts, see ``reports/record.py``; None changes no outcome.
         """
+        at: tuple[Tensor | slice, Tensor]
         if isinstance(cells, tuple):
-            image, cell = cells
+            at = cells
+        elif cells.ndim == 1:
+            at = slice(None), cells  # launches fewer operations than an index of the images
         else:
-            image = torch.arange(self.images, device=cells.device)[:, None]  # [B, 1], broadcasts to the cells
-            cell = cells
+            at = torch.arange(self.images, device=cells.device)[:, None], cells
 
-        self.values[image, cell] = values
-        self.decided_in_pass[image, cell] = when
+        self.values[at] = values
+        self.decided_in_pass[at] = when
         if outcome is not None:
-            self.outcome[image, cell] = outcome
+            self.outcome[at] = outcome
 
     def partial_latents(self, decided: Tensor) -> Tensor:
         """The images' latents or codes, in the shape that :class:`Sampled` states: zero at the cells where ``decided``,
