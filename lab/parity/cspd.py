@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...networks.mar import MARModel
-from ...samplers.conditioning import from_ids
+from ...reports.record import Report
+from ...samplers.conditioning import ClassOrPrompt, from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.canvas import MARCanvas, mar_canvas
 from ...samplers.mar.cspd import make_prefill_diffusion, published, speculate
@@ -41,6 +42,15 @@ class _RecordedCanvas(MARCanvas):
 
     def respaced_diffusion(self, count: int) -> Respacing:
         return self.recorded
+
+    def with_model(self, model: MARModel, condition: ClassOrPrompt, report: Report) -> MARCanvas:
+        return _recorded(super().with_model(model, condition, report), self.recorded)
+
+
+def _recorded(canvas: MARCanvas, table: Respacing) -> _RecordedCanvas:
+    """A canvas with the recorded timesteps ``table`` instead of its own."""
+    own = {f.name: getattr(canvas, f.name) for f in fields(canvas) if f.init}
+    return _RecordedCanvas(**own, recorded=table)
 
 
 class _Verification:
@@ -186,8 +196,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         settings = CSpDSettings(**steps_of, cfg=CFG, mode="published")
         condition = from_ids(LABELS)
         made = mar_canvas("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None)
-        own = {f.name: getattr(made, f.name) for f in fields(made) if f.init}
-        canvas = _RecordedCanvas(**own, recorded=table)
+        canvas = _recorded(made, table)
         places, first = [], settings.prefill(ar_steps)
 
         for step in range(first, ar_steps):

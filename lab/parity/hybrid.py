@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from ...networks.hybrid import INSTRUCTION, TABLES, Hybrid, HybridConfig, Hybrid
 from ...reports.record import fingerprint
 from ...samplers import chain, diffusion_steps
 from ...samplers.annealing import annealed_steps
-from ...samplers.mar.canvas import mar_canvas
+from ...samplers.mar import canvas as canvases
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import Respacing, respacing
 from ...samplers.mar.transformer import FullTransformer
@@ -201,9 +202,12 @@ class _Recorded:
     def digests(self) -> tuple[str, ...]:
         return tuple(fingerprint(self.kind, ids.tolist()) for ids in self.ids[: self.images])
 
-    def conditioning(self, model: Any, guided: bool) -> PromptConditioning:
-        read = [model.hybrid.read(ids) for ids in self.ids[: self.images + guided]]
-        return PromptConditioning(model.hybrid, read[: self.images], read[self.images] if guided else None)
+
+def _read_recorded(model: Any, condition: _Recorded, guided: bool) -> PromptConditioning:
+    """The token ids of a recorded condition, in the form that the network reads."""
+    images = condition.images
+    read = [model.hybrid.read(ids) for ids in condition.ids[: images + guided]]
+    return PromptConditioning(model.hybrid, read[:images], read[images] if guided else None)
 
 
 def _table(executed: int, t_max: int, max_beta: float) -> Respacing:
@@ -260,7 +264,8 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
                 return orders
 
         condition: Any = _Recorded(ids, images)
-        canvas = mar_canvas("verify", model, condition, settings, Orders(0, range(images)), None)
+        with mock.patch.object(canvases, "read_condition", _read_recorded):
+            canvas = canvases.mar_canvas("verify", model, condition, settings, Orders(0, range(images)), None)
         look = FullTransformer(canvas)
         order, draws, at = canvas.order, _Draws(found, images, guided), 0
         yield exact(torch.tensor(order.sizes), found["n_pred"])

@@ -245,7 +245,10 @@ def test_cells_of_another_size_than_the_references_are_left_out(reference, tmp_p
     lines = []
     found = evaluate(store, ["fid"], means(inception=COLOUR, reference=reference), lines.append)
     assert [result.cell for result in found] == ["mar-0"]
-    assert "fid of large: reference: real.npz holds images of 16 x 16 pixels, and large of 32 x 32" in lines[-1]
+    assert (
+        "fid of large: reference: real.npz holds images of 16 x 16 pixels, but the images of large have 32 x 32"
+        in lines[-1]
+    )
 
 
 def normal(n: int, d: int, seed: int, shift: float = 0.0, scale: float = 1.0) -> np.ndarray:

@@ -55,7 +55,9 @@ def test_the_algorithms_number_and_the_models_file_are_in_the_key(files, tmp_pat
     changed = bytearray(decoder_bytes := open(decoder, "rb").read())
     changed[len(decoder_bytes) // 2] ^= 1
     open(decoder, "wb").write(changed)
-    with pytest.raises(UserError, match="^out: .* holds a sweep of different cells, .* remove manifest.json there"):
+    with pytest.raises(
+        UserError, match="^out: .* holds a sweep of different cells, .* remove manifest.json from this folder"
+    ):
         begin(tmp_path, moved)
     (tmp_path / "manifest.json").unlink()  # the remedy
     keys.append({c.key for c in begin(tmp_path, moved)[1]})
@@ -234,7 +236,7 @@ def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
             assert (tmp_path / "sweep" / name).read_bytes() == data, "a finished shard is not written again"
         records = [p for p in (tmp_path / "sweep" / "cells").rglob("shard-*.json") if "time" not in p.name]
         seen |= {p.relative_to(tmp_path / "sweep").as_posix(): p.read_bytes() for p in records}
-    assert "the same command goes on" in errors and len(seen) >= 18
+    assert "run the same command again to continue" in errors and len(seen) >= 18
     times = {p: p.stat().st_mtime_ns for p in (tmp_path / "sweep" / "cells").rglob("*.time.json")}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
