@@ -38,8 +38,6 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "bitdance-ae": (host.folders.FOLDER, "vae"),
     "t5": (host.folders.FOLDER, "text_encoders"),
 }
-# Bytes of a download that begins without being allowed: configuration files and tokenizers.
-FREE_DOWNLOAD = 100_000_000
 # Tokens per side on the menu; other sizes are stated in the file's metadata.
 GRIDS = (8, 12, 16, 24, 32, 48, 64)
 # Pixels per side of Harmon and UniPic on the menu, and pixels per token of the official models.
@@ -87,7 +85,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
         download_to = host.folders.paths(host.folders.FOLDER)[0]
 
         entry = hub.absent(choice, family, [*folders, download_to])
-        if entry is not None and (entry.size is None or entry.size > FREE_DOWNLOAD):
+        if entry is not None:
             # If nobody states the size of a file, a note may say the least size.
             unknown = entry.note if "GB" in entry.note else "size unknown"
             size = hub.readable_size(entry.size) if entry.size else unknown
