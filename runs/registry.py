@@ -18,8 +18,7 @@ from ..samplers.mar.gtr import gtr
 from ..samplers.mar.gtr.settings import GtRSettings
 from ..samplers.mar.lazy import check as check_lazymar
 from ..samplers.mar.lazy import lazymar, with_caches
-from ..samplers.mar.lazy.combinations import WITH_CACHES
-from ..samplers.mar.lazy.settings import LazyMARSettings
+from ..samplers.mar.lazy.settings import WITH_CACHES, LazyMARSettings
 from ..samplers.mar.mar import check as check_mar
 from ..samplers.mar.mar import mar
 from ..samplers.mar.settings import MARBase, MARSettings

@@ -2,9 +2,8 @@
 
 Read ``engine.py`` first: it has the canvas, which holds the images so far, and the loop over the passes. Each kind of
 model has a folder: ``mar/`` (masked tokens), ``tokens/`` (discrete tokens), ``blocks/`` (BitDance) and ``nextstep/``
-(NextStep). The samplers of models with a diffusion head share seven files. Read them in this order:
-``diffusion_steps.py``, ``chain.py``, ``heads.py``, ``coupling.py``, ``step_equations.py``, ``speculation.py`` and
-``annealing.py``.
+(NextStep). The samplers of models with a diffusion head share six files. Read them in this order:
+``diffusion_steps.py``, ``chain.py``, ``coupling.py``, ``step_equations.py``, ``speculation.py`` and ``annealing.py``.
 
 The files use these words:
 

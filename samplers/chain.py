@@ -5,9 +5,16 @@ state x. The prediction and x determine the mean and the std of a Gaussian. The 
 Gaussian. ``diffusion_steps.py`` has the equations, and a table with their coefficients. All states are fp32, and so is
 the arithmetic of the steps, whatever the dtype of the network.
 
-:func:`run_chain` is the loop. FastHybrid changes the means of some rows (:class:`MeanAdjustment`). An edit with
-BitDance fixes some tokens of a row (:class:`FixedTokens`). ``heads.py`` calls the head. ``speculation.py`` drafts
-several steps and verifies them in one call of the head.
+The file has these parts:
+
+- :class:`DiffusionBatch`, the rows to sample. FastHybrid changes the means of some rows (:class:`MeanAdjustment`). An
+  edit with BitDance fixes some tokens of a row (:class:`FixedTokens`).
+- :func:`advance`, one step of all rows.
+- The objects that call the head's network (:class:`HeadNetwork`) with the conditions of a batch:
+  :class:`FullChainHead` takes one step after another with all rows, and :class:`SpeculationHead` accepts any states at
+  any steps (``speculation.py``). Both compute the whole network. LazyMAR's head, in ``mar/lazy/head.py``, reuses cached
+  results.
+- :func:`run_chain`, the loop over the steps, and :class:`HeadFactory`, with which the samplers of ``mar/`` run it.
 
 Shapes: N rows of shape [*, c], with c numbers per token. In BitDance, * is the number of tokens in a row; in MAR and
 NextStep, this dimension is absent. "1 ..." stands for dimensions of size 1, which broadcast to [*, c]. There are S
@@ -20,14 +27,22 @@ steps, and P branches of guidance:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from ..networks.speed import Recordable, recorded
+from ..reports.record import Report
 from .diffusion_steps import MeanNumbers, StepTable
+
+# BitDance and NextStep compute at most this many numbers of modulations at once; see budget in _FullHead.
+MODULATION_BUDGET = 1 << 27
+
+# ------------------------------------------------------------------------------------------------ a batch
 
 
 @dataclass(eq=False)
@@ -98,6 +113,19 @@ class StepAdjustment(NamedTuple):
     gamma: Tensor  # fp32 [], or [N, 1] if the rows have different values
 
 
+def noise_for_steps(noise: Tensor, count: int) -> Tensor:
+    """Noise [count, ...] for ``count`` steps, picked from the noise [T, ...] of T steps.
+
+    Step k takes entry k T // count. So early steps take early entries, late steps take late entries, and images with
+    different numbers of steps stay similar.
+    """
+    if count != len(noise):
+        k = torch.arange(count, device=noise.device)
+        noise = noise[k * len(noise) // count]
+
+    return noise.contiguous()
+
+
 # ------------------------------------------------------------------------------------------------ a step
 
 
@@ -161,7 +189,30 @@ def advance(inputs: StepInputs, out: Tensor) -> StepResult:
     return StepResult(torch.addcmul(mean, log_std.exp(), inputs.noise), mean, log_std)
 
 
-# ------------------------------------------------------------------------------------------------ all steps
+# ------------------------------------------------------------------------------------------------ the head
+
+
+class HeadNetwork(Protocol):
+    """The network of a diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``. The *modulations* are the
+    scales, shifts and gates of the head's layers. They depend on a condition and a time, but not on the state.
+    """
+
+    cond_embed: Any  # a layer that turns conditions [..., D] into embeddings [..., w]
+
+    @property
+    def modulation_numbers(self) -> int:
+        """How many numbers the modulations of one token contain, at one time and in one branch."""
+
+    def modulations(self, embedding: Tensor) -> list[Tensor]:
+        """Modulations [..., w'] for embeddings [..., w]. Each embedding is the sum of a condition's and a time's
+        embedding.
+        """
+
+    def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
+        """The predictions, fp32 [P, N, *, c]; or fp32 [P, N, *, 2 c] if c variance logits follow the c predictions.
+
+        ``x``: states, fp32 [N, *, c]. ``modulations``: [P, N, *, w'] each.
+        """
 
 
 class ChainHead(Protocol):
@@ -171,6 +222,105 @@ class ChainHead(Protocol):
         """Call the head at step k, take the step with :func:`advance`, and add the work to the counts of the report.
         The caller takes the steps in the order k = 0, 1, 2, ...
         """
+
+
+class _FullHead:
+    """What :class:`FullChainHead` and :class:`SpeculationHead` share: the whole diffusion head for the conditions of N
+    rows. The report counts the calls.
+
+    One matrix product computes the modulations of many steps, so it reads the weights only once for all these steps.
+
+    Args:
+        budget: how many numbers of modulations one product may compute at most. A product always computes at least one
+            step (in :class:`SpeculationHead`, one state), even if this one exceeds the budget.
+    """
+
+    def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
+        self._net = net
+        self._head = head
+        self._report = report
+        self._condition = head.cond_embed(batch.z)
+
+        # Embeddings of the steps' times, [S, 1, N, 1 ..., w], or [S, 1, 1, 1 ..., w] if all rows have the same steps.
+        times = batch.table.times
+        ones = (1,) * (batch.z.ndim - 3)
+        self._times = times.view(len(times), 1, -1, *ones, times.shape[-1])
+
+        # The budget allows ``_rows_at_once`` rows at one step, or ``_steps_at_once`` steps of all rows.
+        branches, rows, *tokens, _ = batch.z.shape
+        numbers_of_row = branches * math.prod(tokens) * head.modulation_numbers
+        self._rows_at_once = max(1, budget // numbers_of_row)
+        self._steps_at_once = max(1, budget // max(1, numbers_of_row * rows))
+
+
+class FullChainHead(_FullHead):
+    """Calls the whole head one step after another, for :func:`run_chain`."""
+
+    # The modulations from the newest product: for each step of the product, a tuple of tensors [P, N, *, w'].
+    _newest: Sequence[tuple[Tensor, ...]] = ()
+
+    def step(self, k: int, inputs: StepInputs) -> StepResult:
+        """See :class:`ChainHead`."""
+        at_once = self._steps_at_once
+        if k % at_once == 0:
+            modulations = self._head.modulations(self._times[k : k + at_once] + self._condition)
+            self._newest = for_each_step(self._net, modulations)
+
+        self._report.add(head_calls=1, head_rows=self._condition.shape[:-1].numel())
+        return full_step(self._net, self._head, self._newest[k % at_once], inputs)
+
+
+def for_each_step(net: Recordable, modulations: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Divide modulations of T steps, [T, ...] each, into the modulations of each step, [...] each."""
+    if net.records:  # a function recorded as a CUDA graph copies contiguous tensors fastest
+        modulations = [m.contiguous() for m in modulations]
+    return list(zip(*modulations, strict=True))
+
+
+@recorded
+def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor], inputs: StepInputs) -> StepResult:
+    """Call the whole head, and :func:`advance` all rows with the head's output."""
+    out = net.compiled(type(head).denoise, "diffusion head")(head, inputs.x, modulations)
+    return net.compiled(advance, "diffusion steps")(inputs, out)
+
+
+class SpeculationHead(_FullHead):
+    """Calls the whole head for any states of N rows, for speculation. The states may be at different steps."""
+
+    def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
+        super().__init__(net, head, batch, report, budget)
+        self._denoise = net.compiled(type(head).denoise, "diffusion head")
+
+        # The modulations of all rows at all steps, [P, S, N, *, w'] each; None if they exceed the budget.
+        self._all_modulations: list[Tensor] | None = None
+        if len(batch.table) <= self._steps_at_once:
+            self._all_modulations = [m.transpose(0, 1) for m in head.modulations(self._times + self._condition)]
+
+    def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c]. Each call of the head fits the budget.
+
+        State i belongs to row ``row[i]`` at step ``k[i]``. Both are int64 [M] on the device. The table of the batch
+        must have the same steps for all rows.
+        """
+        most = self._rows_at_once
+        parts = []
+        for rows, steps, states in zip(row.split(most), k.split(most), x.split(most), strict=True):
+            out = self._denoise(self._head, states, self._modulations_at(rows, steps))
+            self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
+            parts.append(out)
+
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _modulations_at(self, row: Tensor, k: Tensor) -> list[Tensor]:
+        """The modulations [P, M, *, w'] for the rows and steps of :meth:`at_states`."""
+        if self._all_modulations is not None:
+            return [m[:, k, row] for m in self._all_modulations]
+
+        times = self._times[k].squeeze(2).transpose(0, 1)  # [M, 1, 1, 1 ..., w] -> [1, M, 1 ..., w]
+        return self._head.modulations(times + self._condition[:, row])
+
+
+# ------------------------------------------------------------------------------------------------ all steps
 
 
 def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
@@ -225,3 +375,70 @@ def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
         temperature=first.temperature,
         mean_adjustment=adjustment,
     )
+
+
+class HeadFactory:
+    """Samples batches with a diffusion head. For each batch, it makes an object that calls the head's network.
+
+    These objects compute the head *in full*: every step computes all layers in all branches. The derived class in
+    ``mar/lazy/head.py`` makes objects that reuse results, with LazyMAR's cache.
+    """
+
+    def __init__(self, net: Recordable, head: HeadNetwork, report: Report, budget: int):
+        """``net``: the network that ``head`` is a part of. ``report`` counts the calls. For ``budget`` see
+        :class:`FullChainHead`.
+        """
+        self.net = net
+        self.head = head
+        self.report = report
+        self.budget = budget
+
+    def is_full(self, steps: int) -> bool:
+        """Whether a diffusion of ``steps`` steps computes the head in full at every step."""
+        return True
+
+    def for_chain(self, batch: DiffusionBatch) -> ChainHead:
+        """The object for a batch whose rows all take each step together; see :func:`run_chain`."""
+        return FullChainHead(self.net, self.head, batch, self.report, self.budget)
+
+    def for_speculation(self, batch: DiffusionBatch) -> SpeculationHead:
+        """The object for a batch with speculation. This object always computes the head in full."""
+        return SpeculationHead(self.net, self.head, batch, self.report, self.budget)
+
+    def sample(self, batch: DiffusionBatch) -> Tensor:
+        """Sample the N tokens of a batch: fp32 [N, c]. Without tokens or steps, the result is ``batch.x``."""
+        x = batch.x
+        if len(batch.x) and len(batch.table.times):
+            for result in run_chain(batch, self.for_chain(batch)):
+                x = result.x
+        return x
+
+    def sample_both(self, first: DiffusionBatch, second: DiffusionBatch) -> tuple[Tensor, Tensor]:
+        """Sample the tokens of two batches, fp32 [N, c] for each batch, in one loop.
+
+        The batch with more steps starts alone, and the other batch joins for the last steps. So the number of calls
+        of the head is the number of steps of the longer diffusion. In this example, ``first`` has 5 steps, and
+        ``second`` has 3 steps::
+
+            head call        0  1  2  3  4
+            step of first    0  1  2  3  4
+            step of second         0  1  2
+
+        A cache of the head can serve only one diffusion at a time, so with a cache the diffusions run one after the
+        other.
+        """
+        # Number of steps that both batches take together.
+        together = min(len(first.table), len(second.table)) if len(first.x) and len(second.x) else 0
+        if not together or not (self.is_full(len(first.table)) and self.is_full(len(second.table))):
+            return self.sample(first), self.sample(second)
+
+        # 1. The first ``alone`` steps of the longer diffusion. For the shorter diffusion, ``alone`` is 0.
+        remaining = []
+        for batch in (first, second):
+            alone = len(batch.table) - together
+            x = self.sample(batch.some_steps(0, alone))
+            remaining.append(replace(batch.some_steps(alone, len(batch.table)), x=x))
+
+        # 2. The remaining steps, of both diffusions together.
+        x = self.sample(joined(*remaining))
+        return x[: len(first.x)], x[len(first.x) :]

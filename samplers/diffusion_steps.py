@@ -131,16 +131,3 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
     learns_variance = any(step.log_std_per_logit for step in steps)
     ends_with_noise = steps[-1].log_std_middle > -math.inf
     return StepTable(to_device(torch.tensor(rows), times.device), times, learns_variance, ends_with_noise)
-
-
-def noise_for_steps(noise: Tensor, count: int) -> Tensor:
-    """Noise [count, ...] for ``count`` steps, picked from the noise [T, ...] of T steps.
-
-    Step k takes entry k T // count. So early steps take early entries, late steps take late entries, and images with
-    different numbers of steps stay similar.
-    """
-    if count != len(noise):
-        k = torch.arange(count, device=noise.device)
-        noise = noise[k * len(noise) // count]
-
-    return noise.contiguous()

@@ -159,6 +159,8 @@ class Canvas:
     phases: tuple[str, str] = ("transformer", "head")  # names in the report for the time of the looks and of the draws
     clock: Clock = field(kw_only=True)
 
+    images: int = field(init=False)  # number of images, B
+
     # Two maps, [B, L]; in a token model, [B, L + 1]:
     decided_in_pass: Tensor = field(init=False)  # int32, the pass that decided a cell; -1 if no pass has decided it
     outcome: Tensor = field(init=False)  # uint8, what became of a cell's draft, see reports/record.py
@@ -166,15 +168,11 @@ class Canvas:
     norms: list[Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
+        self.images = len(self.values)
         shape = self.values.shape[:2]
         self.decided_in_pass = torch.full(shape, -1, dtype=torch.int32, device=self.device)
         self.outcome = torch.full(shape, PLAIN, dtype=torch.uint8, device=self.device)
         self.model.net.begin_run()
-
-    @property
-    def images(self) -> int:
-        """Number of images, B."""
-        return len(self.values)
 
     @property
     def cells(self) -> int:

@@ -78,7 +78,7 @@ class PairedNoise:
     def orders(self, tokens: int) -> Tensor:
         """A permutation of the cells for each image, int64 [B, tokens]. The sampler goes through a permutation
         backwards: it begins with the cell in the last entry. ``mar/canvas.py`` therefore reverses the permutations
-        before ``mar/order.py`` divides them among the AR steps.
+        before ``mar/prepare.py`` divides them among the AR steps.
         """
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 

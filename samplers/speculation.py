@@ -43,9 +43,8 @@ from torch import Tensor
 from ..networks.speed import Recordable
 from ..networks.torch_state import to_device
 from ..reports.record import Report
-from .chain import DiffusionBatch, guide, run_chain
+from .chain import DiffusionBatch, HeadFactory, SpeculationHead, guide, run_chain
 from .coupling import Coupled, Gaussian, Proposals, couple, couple_fixed
-from .heads import FullChainHead, HeadNetwork, SpeculationHead
 from .noise import CounterRNG
 from .step_equations import StepEquations
 
@@ -63,33 +62,26 @@ _PROPOSALS = (1 << 8, 1 << 13, 1 << 18)
 
 
 def take_steps(
-    net: Recordable,
-    head: HeadNetwork,
-    batch: DiffusionBatch,
-    report: Report,
-    *,
-    budget: int,
-    length: int,
-    rng: CounterRNG | None,
+    heads: HeadFactory, batch: DiffusionBatch, length: int, rng: CounterRNG | None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Take all steps of all rows of a batch. The report counts the work.
+    """Take all steps of all rows of a batch. The report of ``heads`` counts the work.
 
     After every call of the head (with speculation, after every window), yields the number of steps that each row has
     done (the minimum over the rows, if they differ), and the states, fp32 [N, *, c]. The last states are the samples.
 
     Args:
-        head: the diffusion head of ``net``.
-        budget: see :mod:`.heads`.
+        heads: makes the object that calls the head for the batch.
+        batch: the rows.
         length: number of steps of a window, the L of this file; 1 for no speculation.
         rng: random numbers that decide for each row which drafts are accepted; None without speculation.
     """
     if length == 1:
-        for done, result in enumerate(run_chain(batch, FullChainHead(net, head, batch, report, budget)), 1):
+        for done, result in enumerate(run_chain(batch, heads.for_chain(batch)), 1):
             yield done, result.x
         return
 
     assert rng is not None
-    speculation = Speculation(net, SpeculationHead(net, head, batch, report, budget), batch, rng, report)
+    speculation = Speculation(heads.net, heads.for_speculation(batch), batch, rng, heads.report)
     for _ in speculation.windows(np.arange(len(batch.x)), length):
         yield int(speculation.done.min()), speculation.x
 

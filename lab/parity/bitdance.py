@@ -35,14 +35,14 @@ from ...networks.bitdance import (
 from ...networks.llama import HEAD, Llama, LlamaConfig, attend
 from ...networks.speed import Recordable
 from ...reports.record import Report
-from ...samplers import chain, diffusion_steps, heads
+from ...samplers import chain, diffusion_steps
 from ...samplers.blocks.bitdance import bitdance
 from ...samplers.blocks.diffusion import head_calls
 from ...samplers.blocks.settings import BlockSettings
+from ...samplers.chain import MODULATION_BUDGET
 from ...samplers.conditioning import ClassCondition, PromptCondition, from_ids
 from ...samplers.diffusion_steps import HeadCalls
 from ...samplers.engine import finish
-from ...samplers.heads import MODULATION_BUDGET
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, same_shapes
 
@@ -314,7 +314,7 @@ def _denoised(net: Head, made: HeadCalls, start: Tensor, noise: Tensor, conditio
     table = diffusion_steps.step_table(made.steps, net.times(torch.tensor(made.times)))
     rows = chain.DiffusionBatch(z, torch.full((len(start), 1, 1), cfg), start, noise, table)
     plain = Recordable()
-    head = heads.FullChainHead(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET)
+    head = chain.FullChainHead(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET)
     return [start, *(done.x for done in chain.run_chain(rows, head))]
 
 

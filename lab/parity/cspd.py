@@ -13,19 +13,19 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ...networks.mar import MARModel
+from ...networks.mar import Conditioning, MARModel
 from ...reports.record import Report
-from ...samplers.conditioning import ClassOrPrompt, from_ids
+from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
-from ...samplers.mar.canvas import MARCanvas, mar_canvas
+from ...samplers.mar.canvas import MARCanvas, TokenIndex
 from ...samplers.mar.cspd import make_prefill_diffusion, published, speculate
 from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionNoise, acceptance_of_proposals, log_ratio
 from ...samplers.mar.cspd.draft import MARDrafter
 from ...samplers.mar.cspd.published import PUBLISHED_RULE, Published
 from ...samplers.mar.cspd.settings import CSpDSettings
+from ...samplers.mar.prepare import mar_canvas
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.tables import Respacing, respacing_at
-from ...samplers.mar.tokens import TokenIndex
 from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
@@ -43,8 +43,8 @@ class _RecordedCanvas(MARCanvas):
     def respaced_diffusion(self, count: int) -> Respacing:
         return self.recorded
 
-    def with_model(self, model: MARModel, condition: ClassOrPrompt, report: Report) -> MARCanvas:
-        return _recorded(super().with_model(model, condition, report), self.recorded)
+    def with_model(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
+        return _recorded(super().with_model(model, conditioning, report), self.recorded)
 
 
 def _recorded(canvas: MARCanvas, table: Respacing) -> _RecordedCanvas:

@@ -21,7 +21,7 @@ from ...networks.hybrid import INSTRUCTION, TABLES, Hybrid, HybridConfig, Hybrid
 from ...reports.record import fingerprint
 from ...samplers import chain, diffusion_steps
 from ...samplers.annealing import annealed_steps
-from ...samplers.mar import canvas as canvases
+from ...samplers.mar import prepare
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import Respacing, respacing
 from ...samplers.mar.transformer import FullTransformer
@@ -264,8 +264,8 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
                 return orders
 
         condition: Any = _Recorded(ids, images)
-        with mock.patch.object(canvases, "read_condition", _read_recorded):
-            canvas = canvases.mar_canvas("verify", model, condition, settings, Orders(0, range(images)), None)
+        with mock.patch.object(prepare, "read_condition", _read_recorded):
+            canvas = prepare.mar_canvas("verify", model, condition, settings, Orders(0, range(images)), None)
         look = FullTransformer(canvas)
         order, draws, at = canvas.order, _Draws(found, images, guided), 0
         yield exact(torch.tensor(order.sizes), found["n_pred"])
@@ -283,10 +283,10 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             if lower:
                 here = respacing(counts[step], t_max, model.max_beta)
             table = diffusion_steps.step_table(here.without_last_noise, canvas.time_embeddings(here))
-            noise = diffusion_steps.noise_for_steps(noise.float(), len(table))
+            noise = chain.noise_for_steps(noise.float(), len(table))
             cfg = order.scale.gather(1, where).view(-1, 1)
             rows = chain.DiffusionBatch(z, cfg, first, noise, table, settings.temperature)
-            made = look.head.sample(rows)
+            made = look.heads.sample(rows)
             canvas.decide(where, made.view(*where.shape, -1), step)
 
         yield relative(canvas.values, found["tokens"])

@@ -17,11 +17,13 @@ from torch import Tensor
 from ...samplers import diffusion_steps
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import run_passes
-from ...samplers.mar.canvas import MARCanvas, mar_canvas
-from ...samplers.mar.diffusion import Diffusion
-from ...samplers.mar.lazy import LazyTransformer, selection
-from ...samplers.mar.lazy.selection import RowChoice, similarity
+from ...samplers.mar.canvas import MARCanvas
+from ...samplers.mar.lazy import LazyTransformer
+from ...samplers.mar.lazy import transformer as lazy_transformer
 from ...samplers.mar.lazy.settings import LazyMARSettings
+from ...samplers.mar.lazy.transformer import RowChoice, similarity
+from ...samplers.mar.mar import Diffusion
+from ...samplers.mar.prepare import mar_canvas
 from ...samplers.mar.tables import respacing_at
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
@@ -38,7 +40,7 @@ class _RecordedSelection(LazyTransformer):
     """LazyMAR with the recorded selection; it stores conditions, scores and its own selection."""
 
     def __init__(self, canvas: MARCanvas, settings: LazyMARSettings, recorded: dict[int, Tensor]):
-        with mock.patch.object(selection, "measuring_block", lambda depth: BLOCK):
+        with mock.patch.object(lazy_transformer, "measuring_block", lambda depth: BLOCK):
             super().__init__(canvas, settings)
         self.row_selection.spare = SPARE
         self.row_selection.choice = partial(self.recorded_choice, self.row_selection.choice)  # type: ignore[method-assign, assignment]
@@ -110,7 +112,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         respaced = respacing_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
         table = diffusion_steps.step_table(respaced.without_last_noise, canvas.time_embeddings(respaced))
         for _ in run_passes(
-            canvas, canvas.order.plan, look, Diffusion(canvas, look.head, [table] * canvas.order.steps)
+            canvas, canvas.order.plan, look, Diffusion(canvas, look.heads, [table] * canvas.order.steps)
         ):
             pass
 

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from ...model_loaders.autoencoders.loader import load_kl
 from ...networks.autoencoder import KLAutoencoder, KLConfig, KLModel
-from ...networks.mar import MAR, MARConfig, MARModel
+from ...networks.mar import BUDGET, MAR, MARConfig, MARModel
 from ...reports.record import Report
 from ...samplers import chain, diffusion_steps
-from ...samplers.chain import guide
+from ...samplers.chain import HeadFactory, guide
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
-from ...samplers.mar.diffusion import HeadFactory
 from ...samplers.mar.mar import mar
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
@@ -111,9 +110,9 @@ def _head(folder: Path) -> Iterator[Case]:
         net = _model(folder).net
         table = diffusion_steps.step_table(made.without_last_noise, net.head.time_embed(made.timestep_map.flip(0)))
         conditions = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
-        noise = diffusion_steps.noise_for_steps(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
+        noise = chain.noise_for_steps(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
         rows = chain.DiffusionBatch(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
-        out = HeadFactory(net, Report("verify", "", {}, None, n, "cpu")).sample(rows)
+        out = HeadFactory(net, net.head, Report("verify", "", {}, None, n, "cpu"), BUDGET).sample(rows)
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)
 

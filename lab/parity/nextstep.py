@@ -39,10 +39,10 @@ from ...networks.nextstep import (
     to_tokens,
 )
 from ...reports.record import Report
-from ...samplers import chain, diffusion_steps, heads
+from ...samplers import chain, diffusion_steps
+from ...samplers.chain import MODULATION_BUDGET
 from ...samplers.conditioning import PromptCondition
 from ...samplers.engine import finish
-from ...samplers.heads import MODULATION_BUDGET
 from ...samplers.nextstep.canvas import branches_for_texts, nextstep_canvas
 from ...samplers.nextstep.flow import flow
 from ...samplers.nextstep.nextstep import tokens_one_by_one
@@ -222,7 +222,7 @@ def _sampling(folder: Path, io: Tensors, name: str, about: About) -> Iterator[Ch
     scales = torch.tensor([about["cfg"], about["cfg_img"]][: max(1, about["rows"] - 1)])
     z = io[f"{name}.c"].unflatten(0, (about["rows"], -1))
     rows = chain.DiffusionBatch(z, scales.expand(len(start), -1), start, noise, table)
-    head = heads.FullChainHead(
+    head = chain.FullChainHead(
         net, net.head, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET
     )
     *_, last = chain.run_chain(rows, head)

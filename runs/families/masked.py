@@ -7,10 +7,10 @@ from typing import Any
 
 from ...networks.mar import MARModel
 from ...samplers.editing import Edit
-from ...samplers.mar.canvas import latents_and_mask
 from ...samplers.mar.cspd import check_pair
 from ...samplers.mar.lazy.schedule import measuring_block
 from ...samplers.mar.lazy.settings import CacheSettings
+from ...samplers.mar.prepare import latents_and_mask
 from ...samplers.mar.settings import SAFE_FIRST_TIMESTEP, MARBase
 from ..memory import FEATURES, PROMPTS, weights_by_part
 from ..memory.mar import estimate

@@ -17,9 +17,9 @@ from ...networks.autoencoder import KLModel
 from ...networks.llama import cache_bytes
 from ...networks.nextstep import Marks, NextStep, NextStepModel, SourceReader, side_of
 from ...networks.ops import unpacking_bytes
+from ...samplers.chain import MODULATION_BUDGET
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.editing import Edit
-from ...samplers.heads import MODULATION_BUDGET
 from ...samplers.nextstep.canvas import NextStepCondition, expect_device, expect_edit, negative_of
 from ...samplers.nextstep.flow import EM, EM0
 from ...samplers.nextstep.nextstep import check, nextstep

@@ -8,8 +8,8 @@ from ...networks.bitdance import BitDanceClass, BlockModel
 from ...networks.llama import cache_bytes
 from ...networks.ops import unpacking_bytes
 from ...samplers.blocks.settings import BlockSettings
+from ...samplers.chain import MODULATION_BUDGET
 from ...samplers.conditioning import ClassCondition, ClassOrPrompt, PromptCondition
-from ...samplers.heads import MODULATION_BUDGET
 from ...samplers.noise import noise_bytes
 from . import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, weights_by_part
 

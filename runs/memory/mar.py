@@ -8,9 +8,9 @@ from ...networks.hybrid import HybridModel
 from ...networks.mar import BUDGET, MARModel
 from ...networks.ops import unpacking_bytes
 from ...samplers.conditioning import ClassOrPrompt, PromptCondition
-from ...samplers.mar.conditions import prompt_tokens
 from ...samplers.mar.lazy.schedule import measuring_block
 from ...samplers.mar.lazy.settings import CacheSettings
+from ...samplers.mar.prepare import prompt_tokens
 from ...samplers.mar.settings import MARBase
 from ...samplers.noise import noise_bytes
 from . import FEATURES, HEAD, NOISE, PROMPTS, weights_by_part

@@ -22,12 +22,11 @@ from torch import Tensor
 from ...networks.bitdance import BlockModel
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
-from ..chain import DiffusionBatch, FixedTokens
+from ..chain import MODULATION_BUDGET, DiffusionBatch, FixedTokens, HeadFactory, noise_for_steps
 from ..conditioning import ClassOrPrompt
-from ..diffusion_steps import StepTable, noise_for_steps, step_table
+from ..diffusion_steps import StepTable, step_table
 from ..editing import Edit
 from ..engine import Sampler
-from ..heads import MODULATION_BUDGET
 from ..noise import CounterRNG, PairedNoise, StreamNoise, row_keys, stream_noise
 from ..speculation import take_steps
 from .canvas import BlockCanvas, Inputs, block_canvas
@@ -143,8 +142,10 @@ class BlockDiffusion:
 
     def __init__(self, canvas: BlockCanvas):
         settings = canvas.settings
+        net = canvas.model.net
         self.canvas = canvas
-        self.dtype = canvas.model.net.denoiser.cond_embed.weight.dtype
+        self.heads = HeadFactory(net, net.denoiser, canvas.report, MODULATION_BUDGET)
+        self.dtype = net.denoiser.cond_embed.weight.dtype
         first = settings.diffusion_steps
         self.counts = annealed_steps(first, settings.diffusion_steps_end, canvas.blocks)
         self.calls_of = [count + 1 for count in self.counts]
@@ -157,7 +158,7 @@ class BlockDiffusion:
         for count in set(self.counts):
             calls = head_calls(count, canvas.model.time_shift)
             times = to_device(torch.tensor(calls.times), canvas.device)
-            self.tables[count] = step_table(calls.steps, canvas.model.net.denoiser.times(times)), times
+            self.tables[count] = step_table(calls.steps, net.denoiser.times(times)), times
 
     def denoise(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Denoise a block from its ``conditions``, fp32 [R, K, D]. After every call of the head (with speculation,
@@ -165,18 +166,9 @@ class BlockDiffusion:
         the end, and the states, fp32 [N, K, C]. Without speculation, each call takes one step of all rows. After the
         last step, the state is the head's prediction of the tokens.
         """
-        canvas = self.canvas
-        net = canvas.model.net
         batch = self._batch(block, conditions)
-        yield from take_steps(
-            net,
-            net.denoiser,
-            batch,
-            canvas.report,
-            budget=MODULATION_BUDGET,
-            length=canvas.settings.speculation_window,
-            rng=None if self.keys is None else CounterRNG(self.keys[: len(batch.x), block]),
-        )
+        rng = None if self.keys is None else CounterRNG(self.keys[: len(batch.x), block])
+        yield from take_steps(self.heads, batch, self.canvas.settings.speculation_window, rng)
 
     def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:
         """The batch with the N rows of a block, before the diffusion of the block."""

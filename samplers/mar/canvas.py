@@ -1,7 +1,8 @@
 """The canvas of MAR-like models: the state of the images while a sampler generates them.
 
-In each AR step, a sampler decides some tokens of every image; ``order.py`` says which tokens. :func:`mar_canvas` checks
-the inputs of a sampler and makes the canvas. :meth:`MARCanvas.batch` makes the batches for the diffusion of tokens.
+:class:`Order` says which tokens each AR step (pass) decides, and with which guidance scale. :class:`TokenIndex` names
+some tokens of some images. :class:`MARCanvas` holds the images, and makes the batches for the diffusion of their tokens
+(:meth:`MARCanvas.batch`). ``prepare.py`` makes the order and the canvas of a run.
 
 Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens of c channels, S diffusion steps, and
 P branches. P is 2 with guidance: the branch with the condition, and the null branch without it. P is 1 without
@@ -10,27 +11,135 @@ guidance. A position is the index of a token in its image, counted row by row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...errors import UserError
 from ...networks.mar import Conditioning, MARModel
 from ...networks.torch_state import to_device
-from ...reports.record import Clock, Report
-from ..chain import DiffusionBatch
-from ..conditioning import ClassOrPrompt, expect_kind
-from ..diffusion_steps import StepTable, noise_for_steps, step_table
-from ..editing import LARGEST_LATENT, Edit, edit_digests
-from ..engine import Canvas, Sampled, start_report
+from ...reports.record import Report
+from ..chain import DiffusionBatch, noise_for_steps
+from ..diffusion_steps import StepTable, step_table
+from ..engine import Canvas, Sampled
 from ..noise import PairedNoise, StreamNoise, stream_noise
-from .conditions import read_condition
-from .order import Order, make_order
-from .settings import SAFE_FIRST_TIMESTEP, MARBase
 from .tables import Respacing, respacing
-from .tokens import TokenIndex
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Which positions each AR step decides, and with which guidance scale. Both are known before the first AR step.
+
+    In an edit, the positions outside the mask are *fixed*: they count as decided before the first AR step.
+    """
+
+    # One entry for each AR step, the same for all images:
+    count_before: tuple[int, ...]  # number of positions decided before the AR step, including fixed positions
+    sizes: tuple[int, ...]  # number of positions that the AR step decides
+    cfg: tuple[float, ...]  # guidance scale
+    decision_order: Tensor  # int64 [B, L], the positions in the order of their decision; fixed positions first
+    scale: Tensor  # fp32 [B, L], the guidance scale of every position; 1 at fixed positions, where it has no effect
+
+    @property
+    def steps(self) -> int:
+        """Number of AR steps."""
+        return len(self.sizes)
+
+    @property
+    def plan(self) -> dict[int, Tensor]:
+        """The positions that each AR step decides, int64 [B, n], by the index of the AR step."""
+        return {step: self.positions_from(step) for step in range(self.steps)}
+
+    def positions_from(self, step: int, count: int = 1) -> Tensor:
+        """The positions that ``count`` AR steps decide, from AR step ``step`` on, int64 [B, M], in the order of
+        decision. If fewer than ``count`` AR steps are left, the result covers only these.
+        """
+        start = self.count_before[step]
+        stop = start + sum(self.sizes[step : step + count])
+        return self.decision_order[:, start:stop]
+
+    def decided_before(self, step: int) -> Tensor:
+        """The positions decided before AR step ``step``, int64 [B, K], ascending."""
+        return self.decision_order[:, : self.count_before[step]].sort(dim=1).values
+
+    def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """:meth:`decided_before` for Q snapshots. A snapshot is an image at an AR step, see ``transformer.py``.
+
+        Args:
+            images: int64 [Q], the image of each snapshot.
+            steps: the AR step of each snapshot.
+
+        Returns:
+            The positions of each snapshot, int64 [Q, K], ascending, then padding; and a mask, bool [Q, K], which is
+            False on padding. The mask is None if there is no padding.
+        """
+        counts = [self.count_before[step] for step in steps]
+        most = max(counts)
+        decided = self.decision_order[images, :most]
+        if min(counts) == most:
+            return decided.sort(dim=1).values, None
+
+        # The padding gets an index above every position, so the sort puts the padding last.
+        last = self.decision_order.shape[1] - 1
+        mask = torch.arange(most, device=decided.device) < to_device(torch.tensor(counts), decided.device)[:, None]
+        padded_last = torch.where(mask, decided, last + 1).sort(dim=1).values
+        return padded_last.clamp(max=last), mask
+
+
+@dataclass(frozen=True, eq=False)
+class TokenIndex:
+    """Images and positions of N tokens that are chosen from a batch of images, without the tokens' values. The number
+    of chosen tokens may differ between the images.
+
+    In this example, a mask chooses three tokens from three positions in each of two images. Each line of ``positions``
+    and of ``mask`` is an image. The rows ``image`` and ``position`` on the right are the field ``index``, and the rows
+    ``image`` and ``column`` are the field ``index_by_column``::
+
+        positions    5 2 7        mask    0 1 0        image       0 1 1
+                     4 0 1                1 0 1        position    2 4 1
+                                                       column      1 0 2
+    """
+
+    # Image and position of each token, int64 [N] each. If ``values`` [B, L, ...] are values of all tokens of the
+    # images, ``values[tokens.index]`` are the values of the N chosen tokens.
+    index: tuple[Tensor, Tensor]
+    # Image and column of each token, int64 [N] each; a column is an index in a line of ``positions``. If ``values``
+    # [B, n, ...] are values of the tokens at ``positions``, ``values[tokens.index_by_column]`` are the values of the N
+    # chosen tokens. None if all tokens of ``positions`` are chosen, one image after another.
+    index_by_column: tuple[Tensor, Tensor] | None = None
+
+    @staticmethod
+    def all(positions: Tensor) -> TokenIndex:
+        """All tokens at ``positions``, int64 [B, n], one image after another."""
+        image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
+        return TokenIndex((image, positions.flatten()))
+
+    @staticmethod
+    def in_columns(columns: Tensor, positions: Tensor) -> TokenIndex:
+        """The tokens in the ``columns``, int64 [B, m], of ``positions``, int64 [B, n], one image after another."""
+        image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
+        column = columns.flatten()
+        return TokenIndex((image, positions[image, column]), (image, column))
+
+    @staticmethod
+    def step_by_step(positions: Sequence[Tensor]) -> TokenIndex:
+        """All tokens of several AR steps: one AR step after another, and within each AR step one image after another.
+
+        ``positions``: int64 [B, n] for each AR step. A column of the result is a column of all these tensors side by
+        side.
+        """
+        side_by_side = torch.cat([*positions], 1)
+        columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
+        columns_of_steps = columns.split([step_positions.shape[1] for step_positions in positions], 1)
+
+        image = torch.cat([TokenIndex.all(step_positions).index[0] for step_positions in positions])
+        column = torch.cat([part.flatten() for part in columns_of_steps])
+        return TokenIndex((image, side_by_side[image, column]), (image, column))
+
+    def __len__(self) -> int:
+        return len(self.index[0])
 
 
 class StartTimesteps(NamedTuple):
@@ -68,11 +177,11 @@ class MARCanvas(Canvas):
         self.total = self.order.steps
         self.guided = self.settings.uses_guidance
 
-    def with_model(self, model: MARModel, condition: ClassOrPrompt, report: Report) -> MARCanvas:
+    def with_model(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
         """A new canvas for a second model, which reads the tokens of the same images. Only the first canvas (``self``)
         decides tokens.
 
-        ``condition``: the condition as the second model reads it. ``report`` counts the second model's work. The two
+        ``conditioning``: the condition as the second model reads it. ``report`` counts the second model's work. The two
         canvases share everything else that a sampler reads: the tensor of the tokens, the order, the noise, the clock,
         and the timestep at which the diffusion starts.
         """
@@ -85,7 +194,7 @@ class MARCanvas(Canvas):
             report,
             regenerated=self.regenerated,
             order=self.order,
-            conditioning=read_condition(model, condition, self.guided),
+            conditioning=conditioning,
             edit_latents=self.edit_latents,
             timesteps=self.timesteps,
             clock=self.clock,
@@ -158,102 +267,16 @@ class MARCanvas(Canvas):
             noise: noise of all tokens of the images; it may have more diffusion steps than ``table``.
         """
         image, position = tokens.index
-        of_tokens = z.flatten(1, 2) if tokens.column is None else z[:, image, tokens.column]  # [P, N, C]
+        if tokens.index_by_column is None:
+            z = z.flatten(1, 2)
+        else:
+            image, column = tokens.index_by_column
+            z = z[:, image, column]
         return DiffusionBatch(
-            z=of_tokens,
+            z=z,  # [P, N, C]
             cfg=self.order.scale[tokens.index][:, None],
             x=noise.start[tokens.index],
             noise=noise_for_steps(noise.steps[:, image, position], len(table.times)),
             table=table,
             temperature=self.settings.temperature,
         )
-
-
-@torch.no_grad()
-def mar_canvas(
-    name: str,
-    model: MARModel,
-    condition: ClassOrPrompt,
-    settings: MARBase,
-    noise: PairedNoise,
-    edit: Edit | None,
-) -> MARCanvas:
-    """Check the inputs of the sampler ``name`` and return the canvas. :func:`samplers.mar.mar.mar` explains the other
-    arguments. The canvas's clock starts before the network reads the condition.
-
-    Raises:
-        UserError: the inputs do not fit the model, or do not fit each other.
-    """
-    c = model.net.config
-    expect_kind(condition, model.condition, model.name)
-    report = start_report(name, model, condition, settings, noise)
-
-    clock = Clock(model.device)
-    conditioning = read_condition(model, condition, settings.uses_guidance)
-
-    tokens = torch.zeros(len(condition), c.tokens, c.channels, device=model.device)
-    regenerated = edit_latents = None
-    if edit is not None:
-        edit_latents, regenerated = latents_and_mask(model, edit, len(condition), model.device)
-        tokens = model.to_tokens(edit_latents.expand(len(condition), -1, -1, -1))
-        report.edits = edit_digests(tokens, regenerated)
-
-    # In the published code, and in ``noise.orders``, the last entry of a random order is decided first. Reverse the
-    # orders here, so that the first entry is decided first everywhere else.
-    random_orders = noise.orders(c.tokens).flip(1)
-    order = make_order(settings.orders(random_orders).to(model.device), settings, regenerated)
-    return MARCanvas(
-        model,
-        settings,
-        noise,
-        (c.grid, c.grid),
-        tokens,
-        report,
-        regenerated=regenerated,
-        order=order,
-        conditioning=conditioning,
-        edit_latents=edit_latents,
-        timesteps=start_timesteps(model, settings),
-        clock=clock,
-    )
-
-
-def start_timesteps(model: MARModel, settings: MARBase) -> StartTimesteps:
-    """The timesteps at which the diffusions of a run start. ``first`` is lower than ``of_noise`` only with DiSA, and
-    only if the user has not set ``t_max``.
-    """
-    unaccelerated = settings.t_max or model.first_timestep(settings.diffusion_steps)
-    if settings.t_max is None and settings.limits_first_timestep:
-        return StartTimesteps(min(unaccelerated, SAFE_FIRST_TIMESTEP), of_noise=unaccelerated)
-    return StartTimesteps(unaccelerated, of_noise=unaccelerated)
-
-
-def latents_and_mask(model: MARModel, edit: Edit, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The latents of the image to edit, fp32 [1 or B, C, H, W], and which tokens to sample, bool [B, L].
-
-    Raises:
-        UserError: the shape of the latents does not fit the model, the latents are far outside the range of a decoder,
-            or the masks of the batch cover different numbers of tokens. See also :meth:`Edit.token_mask`.
-    """
-    c = model.net.config
-    want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
-    if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != want:
-        raise UserError(
-            f"latent_image: its shape is {list(edit.start.shape)}, but {model.name} has latents of the shape [batch, "
-            f"{', '.join(map(str, want))}]; encode an image of the model's own size with VAE Encode and the vae of the "
-            "same loader."
-        )
-    mask = edit.token_mask(c.grid, images, device)
-    largest = float(edit.start.float().abs().max())
-    if largest > LARGEST_LATENT:
-        raise UserError(
-            f"latent_image: it holds numbers up to {largest:.3g}, but a decoder's latents stay below "
-            f"{LARGEST_LATENT}; encode an image with VAE Encode and the vae of the same loader."
-        )
-    counts = mask.sum(1).tolist()
-    if min(counts) != max(counts):
-        raise UserError(
-            f"mask: the masks of the batch cover different numbers of tokens ({min(counts)} to {max(counts)}); "
-            "use one mask for all images of the batch, or run the images separately."
-        )
-    return edit.start.to(device, torch.float32), mask

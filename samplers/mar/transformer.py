@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...networks.mar import Conditioning
+from ...networks.mar import BUDGET, Conditioning
 from ...networks.torch_state import to_device
+from ..chain import HeadFactory
 from .canvas import MARCanvas
-from .diffusion import HeadFactory
 
 
 class Snapshots(NamedTuple):
@@ -32,19 +32,14 @@ class Snapshots(NamedTuple):
     images: Sequence[int]
     steps: Sequence[int]
 
-    def common_step(self, images: int) -> int | None:
-        """The AR step of all snapshots, if there are as many snapshots as ``images``, the number of images of the run,
-        and all snapshots are at the same AR step; otherwise None.
-        """
-        return self.steps[0] if len(self.images) == images and len(set(self.steps)) == 1 else None
-
 
 class PassShape(NamedTuple):
-    """The batches of a pass. The decoder's batch has E *entries*: one for each snapshot in each branch.
+    """The branches that a pass computes.
 
-    The encoder's batch has F entries. An encoder that reads the class computes all branches too, so F is E. Any other
-    encoder computes each snapshot once, and all branches share the output. For example, these are the entries of a pass
-    with guidance that reads three snapshots, a, b and c::
+    The decoder's batch has E *entries*: one for each snapshot in each branch. The encoder's batch has F entries. An
+    encoder that reads the class computes all branches too, so F is E. Any other encoder computes each snapshot once,
+    and all branches share the output. For example, these are the entries of a pass with guidance that reads three
+    snapshots, a, b and c::
 
                                         conditional  null
         decoder                         a b c        a b c    E = 6
@@ -52,42 +47,23 @@ class PassShape(NamedTuple):
         any other encoder               a b c                 F = 3
     """
 
-    snapshots: int  # Q
     branches: int  # branches that the decoder computes
     encoder_branches: int  # branches that the encoder computes; 1 if all branches share the encoder's output
-
-    @property
-    def entries(self) -> int:
-        """E, the number of entries in the decoder's batch."""
-        return self.branches * self.snapshots
-
-    @property
-    def encoder_entries(self) -> int:
-        """F, the number of entries in the encoder's batch."""
-        return self.encoder_branches * self.snapshots
-
-    def for_decoder(self, of_snapshots: Tensor) -> Tensor:
-        """Values of the snapshots, [Q, ...], repeated for the entries of the decoder, [E, ...]."""
-        return of_snapshots.repeat(self.branches, *(1,) * (of_snapshots.ndim - 1))
-
-    def for_encoder(self, of_snapshots: Tensor) -> Tensor:
-        """Values of the snapshots, [Q, ...], repeated for the entries of the encoder, [F, ...]."""
-        return of_snapshots.repeat(self.encoder_branches, *(1,) * (of_snapshots.ndim - 1))
 
 
 class Transformer(ABC):
     """Computes the conditions z from the decided tokens."""
 
-    # Makes the objects that call the diffusion head. This factory is a field of the transformer, so that a sampler's
-    # argument ``make_transformer`` chooses both of LazyMAR's caches: that of the transformer and that of the head.
-    head: HeadFactory
-    # Whether :meth:`for_snapshots` accepts any snapshots. If not, it accepts only snapshots with a
-    # :meth:`Snapshots.common_step`.
+    # Calls the diffusion head. This is a field of the transformer, so that a sampler's argument ``make_transformer``
+    # chooses both of LazyMAR's caches: that of the transformer and that of the head.
+    heads: HeadFactory
+    # Whether a pass may read snapshots of different AR steps, so the transformer has :meth:`for_snapshots`.
     allows_different_steps = False
 
     def __init__(self, canvas: MARCanvas):
+        net = canvas.model.net
         self.canvas = canvas
-        self.head = HeadFactory(canvas.model.net, canvas.report)
+        self.heads = HeadFactory(net, net.head, canvas.report, BUDGET)
 
     @abstractmethod
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
@@ -95,17 +71,9 @@ class Transformer(ABC):
         decided before AR step ``step``.
         """
 
-    def discard_features(self) -> None:  # noqa: B027 (optional for subclasses)
-        """Discard all cached features, if there are any. Call this after decided tokens have been resampled."""
-
     def for_snapshots(self, snapshots: Snapshots, wanted: Tensor) -> Tensor:
-        """Compute z [P, Q, M, C] of Q snapshots at the positions ``wanted``, int64 [Q, M].
-
-        See :attr:`allows_different_steps` for the snapshots that the caller may pass.
-        """
-        step = snapshots.common_step(self.canvas.images)
-        assert step is not None, "this transformer needs one snapshot of each image, all at the same AR step"
-        return self(step, wanted)
+        """Compute z [P, Q, M, C] of Q snapshots at the positions ``wanted``, int64 [Q, M]."""
+        raise NotImplementedError("this transformer reads all images at the same AR step")
 
     def for_ar_steps(self, ar_steps: range) -> list[Tensor]:
         """Compute z of several AR steps in one pass. Each AR step reads the tokens and drafts of all AR steps before
@@ -115,6 +83,9 @@ class Transformer(ABC):
         """
         images = self.canvas.images
         order = self.canvas.order
+        if len(ar_steps) == 1:
+            (step,) = ar_steps
+            return [self(step, order.positions_from(step))]
 
         # 1. The snapshots: all images at the first AR step, then all images at the second AR step, and so on.
         steps = [step for step in ar_steps for _ in range(images)]
@@ -131,6 +102,9 @@ class Transformer(ABC):
         # 3. Run the pass, and split z into the AR steps, without the padding.
         z = self.for_snapshots(snapshots, torch.cat(wanted))
         return [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
+
+    def discard_features(self) -> None:  # noqa: B027 (optional for subclasses)
+        """Discard all cached features, if there are any. Call this after decided tokens have been resampled."""
 
 
 class FullTransformer(Transformer):
@@ -150,10 +124,6 @@ class FullTransformer(Transformer):
     def for_snapshots(self, snapshots: Snapshots, wanted: Tensor) -> Tensor:
         """One pass for any snapshots. Except for rounding in padded attention, z equals the z of :meth:`__call__`."""
         canvas = self.canvas
-        step = snapshots.common_step(canvas.images)
-        if step is not None:
-            return self(step, wanted)
-
         index = to_device(torch.tensor(snapshots.images), canvas.device)
         known, mask = canvas.order.decided_before_each(index, snapshots.steps)
         conditioning = canvas.conditioning.of(snapshots.images)
@@ -181,23 +151,20 @@ class FullTransformer(Transformer):
         """
         canvas = self.canvas
         net = canvas.model.net
-        shape = PassShape(
-            snapshots=len(tokens),
-            branches=2 if canvas.guided else 1,
-            encoder_branches=len(buffer_vectors) // len(tokens),
-        )
+        branches = 2 if canvas.guided else 1
+        encoder_branches = len(buffer_vectors) // len(tokens)
 
         # 1. The encoder reads the known tokens.
-        known_of_encoder = shape.for_encoder(known)
-        mask_of_encoder = None if mask is None else shape.for_encoder(mask)
-        encoded = net.encode(shape.for_encoder(tokens), known_of_encoder, buffer_vectors, mask_of_encoder)
+        known_of_encoder = known.repeat(encoder_branches, 1)
+        mask_of_encoder = None if mask is None else mask.repeat(encoder_branches, 1)
+        encoded = net.encode(tokens.repeat(encoder_branches, 1, 1), known_of_encoder, buffer_vectors, mask_of_encoder)
         fused = conditioning.fuse(encoded, known_of_encoder, canvas.guided, mask_of_encoder)
 
         # 2. The decoder computes z in all branches.
-        mask_of_decoder = None if mask is None else shape.for_decoder(mask)
-        z = net.decode(fused, shape.for_decoder(known), shape.for_decoder(wanted), mask_of_decoder)
+        mask_of_decoder = None if mask is None else mask.repeat(branches, 1)
+        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1), mask_of_decoder)
 
         encoder_rows = encoded.shape[0] * encoded.shape[1]
-        decoder_rows = shape.entries * (net.config.buffer + net.config.tokens)
+        decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
         canvas.report.add(**conditioning.counts(encoder_rows, decoder_rows))
-        return z.unflatten(0, (shape.branches, -1))
+        return z.unflatten(0, (branches, -1))

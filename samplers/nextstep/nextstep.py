@@ -21,11 +21,10 @@ from ...errors import UserError
 from ...networks.nextstep import NextStepModel, normed
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
-from ..chain import DiffusionBatch
-from ..diffusion_steps import StepTable, noise_for_steps, step_table
+from ..chain import MODULATION_BUDGET, DiffusionBatch, HeadFactory, noise_for_steps
+from ..diffusion_steps import StepTable, step_table
 from ..editing import Edit
 from ..engine import Sampler, run_passes
-from ..heads import MODULATION_BUDGET
 from ..noise import CounterRNG, PairedNoise, row_keys, stream_noise
 from ..speculation import take_steps
 from .canvas import NextStepCanvas, NextStepCondition, nextstep_canvas
@@ -135,7 +134,7 @@ class TokenFlow:
         settings = canvas.settings
         net = canvas.model.net
         self.canvas = canvas
-        self.head = net.head
+        self.heads = HeadFactory(net, net.head, canvas.report, MODULATION_BUDGET)
         self.dtype = net.head.cond_embed.weight.dtype
         self.counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, canvas.cells)
 
@@ -174,13 +173,6 @@ class TokenFlow:
 
     def run_batch(self, cell: int, batch: DiffusionBatch) -> Tensor:
         """Take all diffusion steps of the token's batch, with speculation if it is on. Returns fp32 [B, T]."""
-        *_, (_, samples) = take_steps(
-            self.canvas.model.net,
-            self.head,
-            batch,
-            self.canvas.report,
-            budget=MODULATION_BUDGET,
-            length=self.canvas.settings.speculation_window,
-            rng=None if self.keys is None else CounterRNG(self.keys[:, cell]),
-        )
+        rng = None if self.keys is None else CounterRNG(self.keys[:, cell])
+        *_, (_, samples) = take_steps(self.heads, batch, self.canvas.settings.speculation_window, rng)
         return samples

@@ -10,9 +10,9 @@ from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar.canvas import TokenIndex
 from fastar_nodes.samplers.mar.cspd import cspd, published
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
-from fastar_nodes.samplers.mar.tokens import TokenIndex
 from safetensors import safe_open
 from torch import Tensor
 

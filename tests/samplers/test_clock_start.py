@@ -2,13 +2,13 @@
 
 import pytest
 from block_models import text_bitdance
+from fastar_nodes.networks.hybrid import HybridModel
 from fastar_nodes.reports import record
 from fastar_nodes.samplers.blocks import canvas as block_canvas
 from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import canvas as mar_canvas
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.mar.mar import mar
@@ -38,10 +38,10 @@ TAR = TarPromptSettings(detail="81")
 
 # What reads the condition, and the sampler; CSpD's two models both read it.
 CASES = {
-    "hybrid": (mar_canvas, "read_condition", 1, lambda: mar(tiny_hybrid(), PROMPT, MARSettings(**FEW), NOISE)),
+    "hybrid": (HybridModel, "conditioning", 1, lambda: mar(tiny_hybrid(), PROMPT, MARSettings(**FEW), NOISE)),
     "cspd": (
-        mar_canvas,
-        "read_condition",
+        HybridModel,
+        "conditioning",
         2,
         lambda: cspd(tiny_hybrid(), PROMPT, CSpDSettings(**FEW), NOISE, draft=tiny_hybrid(1)),
     ),

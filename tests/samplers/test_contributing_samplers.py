@@ -15,7 +15,7 @@ import torch
 from fastar_nodes.networks.torch_state import in_own_state
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import canvas, mar, order
+from fastar_nodes.samplers.mar import canvas, mar, prepare
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knob
@@ -53,7 +53,7 @@ def test_the_schedule_of_tokens():
 
 
 def test_the_order_of_masked_tokens():
-    made = run(OF_MAR, canvas, mar, order, MARSettings=MARSettings, math=math)
+    made = run(OF_MAR, canvas, mar, prepare, MARSettings=MARSettings, math=math)
     middle, kind = made["my_middle"], made["MyMiddleSettings"]
     condition, noise = from_ids((1, 4)), PairedNoise(5, (0, 1))
 

@@ -12,7 +12,7 @@ from fastar_nodes.reports.record import COUNTS, PLAIN, REDONE
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import ClassCondition, from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.canvas import mar_canvas
+from fastar_nodes.samplers.mar.prepare import mar_canvas
 from fastar_nodes.samplers.noise import PairedNoise
 from mar_reference import diffuse, full_z
 from small_settings import MASKED, small

@@ -27,9 +27,10 @@ from ...conditioning import ClassOrPrompt
 from ...editing import Edit
 from ...engine import Sampler, remark_draft, run_passes
 from ...noise import PairedNoise
-from ..canvas import MARCanvas, mar_canvas
-from ..diffusion import Diffusion
+from ..canvas import MARCanvas
+from ..mar import Diffusion
 from ..mar import check as check_mar
+from ..prepare import mar_canvas
 from ..transformer import FullTransformer, Transformer
 from .draft import MARDrafter
 from .lossless import Lossless
@@ -167,7 +168,7 @@ def make_prefill_diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffu
     steps that the target drafts for itself here, which happens only in mode *lossless*.
     """
     table = canvas.step_table(canvas.settings.diffusion_steps)
-    return Diffusion(canvas, transformer.head, [table] * canvas.order.steps, counted=False)
+    return Diffusion(canvas, transformer.heads, [table] * canvas.order.steps, counted=False)
 
 
 def speculate(canvas: MARCanvas, transformer: Transformer, prefill_diffusion: Diffusion, mode: Mode) -> Sampler:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ....networks.torch_state import to_device
 from ...noise import CounterRNG
-from ..tokens import TokenIndex
+from ..canvas import TokenIndex
 
 # Largest number of proposals for a rejected token. The first 10 proposals are computed for every token, the later ones
 # only for rejected tokens that need them.

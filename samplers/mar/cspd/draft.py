@@ -9,17 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....networks.mar import MARModel
+from ....networks.mar import BUDGET, MARModel
 from ....reports.record import Report
-from ...chain import DiffusionBatch, run_chain
+from ...chain import DiffusionBatch, HeadFactory, run_chain
 from ...conditioning import ClassOrPrompt
 from ...coupling import Gaussian
 from ...diffusion_steps import StepTable, step_table
 from ...noise import StreamNoise
 from ...speculation import DraftedSteps
-from ..canvas import MARCanvas
-from ..diffusion import HeadFactory
-from ..tokens import TokenIndex
+from ..canvas import MARCanvas, TokenIndex
+from ..prepare import read_condition
 from ..transformer import Transformer
 from .densities import LastStep
 
@@ -93,18 +92,18 @@ def table_with_last_std(canvas: MARCanvas) -> StepTable:
     return step_table(respaced.steps, canvas.time_embeddings(respaced))
 
 
-def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool) -> Paths:
+def sample_paths(heads: HeadFactory, batch: DiffusionBatch, adds_last_noise: bool) -> Paths:
     """Sample the tokens of a batch, with a call of the full diffusion head at every step, and return their paths.
 
     Args:
+        heads: compute the head in full at every step.
         batch: a batch whose table comes from :func:`table_with_last_std`.
         adds_last_noise: whether the last step adds noise, as all other steps do. If not, the tokens are its means.
     """
-    head = HeadFactory(canvas.model.net, canvas.report).for_chain(batch)
     states = [batch.x]
     means = []
     log_stds = []
-    for result in run_chain(batch, head):
+    for result in run_chain(batch, heads.for_chain(batch)):
         states.append(result.x)
         means.append(result.mean)
         log_stds.append(result.log_std)
@@ -138,9 +137,10 @@ class MARDrafter:
 
         self.target = canvas
         self.drafted = torch.zeros_like(canvas.outcome, dtype=torch.bool)
-        self.canvas = canvas.with_model(model, condition, report)
+        self.canvas = canvas.with_model(model, read_condition(model, condition, canvas.guided), report)
         self.table = table_with_last_std(self.canvas)
         self.transformer = make_transformer(self.canvas)
+        self.heads = HeadFactory(model.net, model.net.head, report, BUDGET)  # without caches
         self.adds_last_noise = adds_last_noise
 
     def draft_step(self, step: int, noise: StreamNoise) -> Paths:
@@ -153,7 +153,7 @@ class MARDrafter:
 
         with canvas.clock.phase("draft"):
             z = self.transformer(step, positions)
-            paths = sample_paths(canvas, canvas.batch(self.table, tokens, z, noise), self.adds_last_noise)
+            paths = sample_paths(self.heads, canvas.batch(self.table, tokens, z, noise), self.adds_last_noise)
             drafts = paths.tokens.view(*positions.shape, -1)
             self.target.values.scatter_(1, positions[..., None].expand_as(drafts), drafts)
             self.drafted.scatter_(1, positions, True)

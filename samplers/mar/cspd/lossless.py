@@ -26,7 +26,6 @@ from torch import Tensor
 from ...noise import CounterRNG, StreamNoise
 from ...speculation import Speculation
 from ..canvas import MARCanvas
-from ..diffusion import HeadFactory
 from ..transformer import Transformer
 from .draft import MARDrafter, Paths
 from .mode import Mode
@@ -39,8 +38,6 @@ class Lossless(Mode):
         super().__init__(canvas, transformer, drafter, noise)
         self.next_draft_length = canvas.settings.draft_length  # number of AR steps that the next segment drafts
         self.table = canvas.step_table(canvas.settings.diffusion_steps)
-        # The head is evaluated without a cache, even if the transformer has caches.
-        self.head = HeadFactory(canvas.model.net, canvas.report)
 
     def segment(self, first: int) -> Iterator[int]:
         """Draft AR steps from ``first`` on, and decide them up to and including the first with a rejected draft."""
@@ -79,7 +76,7 @@ class Lossless(Mode):
         all_rows = np.arange(len(tokens))
         with canvas.clock.phase("head"):
             rng = CounterRNG(self.keys[tokens.index])
-            speculation = Speculation(canvas.model.net, self.head.for_speculation(batch), batch, rng)
+            speculation = Speculation(self.heads.net, self.heads.for_speculation(batch), batch, rng)
             paths = Paths.concatenated([drafts[step] for step in ar_steps])
             accepted_steps = speculation.verify(all_rows, paths.drafted_steps())
             canvas.report.add(drafted_steps=len(tokens) * speculation.step_count)

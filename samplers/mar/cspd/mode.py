@@ -13,13 +13,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ....networks.mar import BUDGET
 from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED, PLAIN, REJECTED
-from ...chain import DiffusionBatch
+from ...chain import DiffusionBatch, HeadFactory
 from ...diffusion_steps import StepTable
 from ...noise import StreamNoise, row_keys
-from ..canvas import MARCanvas
-from ..tokens import TokenIndex
+from ..canvas import MARCanvas, TokenIndex
 from ..transformer import Transformer
 from .draft import MARDrafter
 
@@ -52,6 +52,9 @@ class Mode(ABC):
         self.transformer = transformer
         self.drafter = drafter
         self.noise = noise
+        # The target's head is computed in full, even if the transformer has caches.
+        net = canvas.model.net
+        self.heads = HeadFactory(net, net.head, canvas.report, BUDGET)
         # Keys of the random numbers with which drafts are verified, int64 [B, L].
         self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 

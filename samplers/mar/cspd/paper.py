@@ -36,8 +36,7 @@ from torch import Tensor
 
 from ....networks.torch_state import to_device
 from ...noise import StreamNoise
-from ..canvas import MARCanvas
-from ..tokens import TokenIndex
+from ..canvas import MARCanvas, TokenIndex
 from ..transformer import Transformer
 from .densities import PAPER_RULE, RejectionNoise, accept_or_resample
 from .draft import MARDrafter, Paths, sample_paths, table_with_last_std
@@ -131,7 +130,7 @@ class Paper(Mode):
         """The target's own diffusion paths for each AR step of a pass, given the drafts of earlier AR steps."""
         batch, _, sizes = self.run_target(ar_steps)
         with self.canvas.clock.phase("head"):
-            paths = sample_paths(self.canvas, batch, self.adds_last_noise)
+            paths = sample_paths(self.heads, batch, self.adds_last_noise)
         return paths.split(sizes)
 
     def decide(self, step: int, draft: Paths | None, target_paths: Paths, uses_draft: Tensor) -> Tensor:

@@ -22,8 +22,7 @@ from dataclasses import replace
 import torch
 
 from ...noise import StreamNoise
-from ..canvas import MARCanvas
-from ..tokens import TokenIndex
+from ..canvas import MARCanvas, TokenIndex
 from ..transformer import Transformer
 from .densities import LastStep, RejectionNoise, Rule, accept_or_resample, joined_by_image
 from .draft import MARDrafter, sample_paths, table_with_last_std
@@ -80,7 +79,7 @@ class Published(Mode):
         with canvas.clock.phase("head"):
             batch = canvas.batch(self.table, tokens, z, self.target_noise)
             batch = replace(batch, cfg=torch.full_like(batch.cfg, order.cfg[ar_steps[-1]]))
-            target = sample_paths(canvas, batch, self.adds_last_noise)
+            target = sample_paths(self.heads, batch, self.adds_last_noise)
 
             # 2. Accept drafts, and resample the rejected tokens.
             q = joined_by_image(drafted, canvas.images)

@@ -25,35 +25,38 @@ Guided steps have their own noise, not the noise with which the draft was sample
 the refined tokens were then no closer to plain MAR's tokens. The transformer runs at every AR step, as in plain MAR, so
 a new lookahead after a rejection costs no additional pass.
 
-The paper does not say how the images of a batch advance. Here each image has its *own pace* (``pace.py``), so the
+The paper does not say how the images of a batch advance. Here each image has its *own pace* (:class:`.Pace`), so the
 tokens of an image do not depend on its batch. An image with a rejected token waits until all unfinished images need a
 full diffusion, because one full diffusion for all images takes as many sequential head calls as a full diffusion for
 one image. In the first ``lookahead_start`` AR steps, the sampler works like plain MAR, without drafts.
 
-``pace.py`` decides which images go on. ``drafts.py`` holds z and the drafts, and verifies the drafts. ``refinement.py``
-refines accepted drafts.
+``state.py`` says which images go on after a pass, holds z and the drafts, and verifies the drafts. This file has the
+loop over the passes, and the refinement of accepted drafts (:class:`Refinement`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ....networks.mar import MARModel
 from ....networks.torch_state import in_own_state, to_device
+from ...chain import DiffusionBatch, MeanAdjustment, noise_for_steps
 from ...conditioning import ClassOrPrompt
+from ...diffusion_steps import StepTable
 from ...editing import Edit
 from ...engine import Sampler, run_passes
-from ...noise import PairedNoise
-from ..canvas import MARCanvas, mar_canvas
-from ..diffusion import Diffusion, annealed_tables
+from ...noise import PairedNoise, StreamNoise
+from ..canvas import MARCanvas, TokenIndex
+from ..mar import Diffusion, annealed_tables
+from ..prepare import mar_canvas
 from ..transformer import FullTransformer, Transformer
-from .drafts import NewestConditions, TokenDrafts
-from .pace import Decision, Pace, next_decision
-from .refinement import REFINEMENTS, Refinement
 from .settings import FastHybridSettings
+from .state import NewestConditions, Pace, TokenDrafts, next_decision
 
 
 @in_own_state
@@ -72,11 +75,10 @@ def fasthybrid(
     draft is rejected, and the images differ from plain MAR's images only by fp32 rounding.
     """
     canvas = mar_canvas("fasthybrid", model, condition, settings, noise, edit)
-    order = canvas.order
     transformer = make_transformer(canvas)
-    plain = Diffusion(canvas, transformer.head, annealed_tables(canvas))
+    plain = Diffusion(canvas, transformer.heads, annealed_tables(canvas))
     if settings.lookahead < 2:
-        yield from run_passes(canvas, order.plan, transformer, plain)
+        yield from run_passes(canvas, canvas.order.plan, transformer, plain)
         return canvas.finish()
 
     reason_together = held_together_by(transformer, plain)
@@ -89,24 +91,35 @@ def fasthybrid(
     refinement = REFINEMENTS[settings.accepted](canvas)
 
     while pace.unfinished.any():
-        # Run a pass for the images that have moved to a new AR step. It updates z of these images.
+        # 1. Run a pass for the images that have moved to a new AR step. It updates z of these images.
         with canvas.clock.phase("transformer"):
-            z = newest_conditions.update(pace)  # [P, B, L, C]
+            z = newest_conditions.update(pace)  # [P, B, L, C], by column
 
+        # 2. Verify drafts, and sample tokens. One loop over diffusion steps does both *lookahead* and *refine*.
         with canvas.clock.phase("head"):
             drafts.verify(pace, z[0])
             decision = next_decision(pace, drafts.accepted, together=bool(reason_together))
-            sample(decision, pace, z, drafts, plain, refinement)
 
-        # Decide the tokens of the advancing images' present AR steps. Their values are refined drafts, or samples of a
-        # full diffusion.
+            in_full = pace.tokens_at(decision.sampled_in_full)
+            full_batch = canvas.batch(plain.tables[decision.step], in_full, z, plain.noise)
+            refined = pace.tokens_at(decision.refined)
+            refinement_batch = refinement.batch(refined, z, drafts.newest[refined.index_by_column])
+            samples, refined_values = plain.heads.sample_both(full_batch, refinement_batch)
+
+            # Store every sample as a draft, even the sample of a token that is decided now, without verification.
+            drafts.has_draft |= decision.sampled_in_full
+            drafts.conditions[in_full.index_by_column] = full_batch.z[0].float()
+            drafts.newest[in_full.index_by_column] = samples
+            drafts.newest[refined.index_by_column] = refined_values
+
+        # 3. Decide the tokens of the advancing images' present AR steps. Their values are refined drafts, or samples of
+        # a full diffusion.
         decided = pace.tokens_at(decision.decided)
-        values = drafts.newest[decided.index_by_column]
-        when = to_device(pace.steps_of(decision.decided), z.device)
+        when = pace.step_of_image.int().expand_as(decision.decided)[decision.decided]
         outcome = to_device(drafts.outcome[decision.decided], z.device)
-        canvas.decide(decided.index, values, when, outcome)
+        canvas.decide(decided.index, drafts.newest[decided.index_by_column], to_device(when, z.device), outcome)
         pace.advance(decision.advancing)
-        yield from canvas.yield_step(pace.mean_step)
+        yield from canvas.yield_step(int(pace.step_of_image.sum()) // canvas.images)
 
     canvas.report.similarity = drafts.similarity()
     return canvas.finish()
@@ -119,30 +132,137 @@ def held_together_by(transformer: Transformer, plain: Diffusion) -> str:
     return "diffusion_steps_end" if len(set(plain.tables)) > 1 else ""
 
 
-def sample(
-    decision: Decision, pace: Pace, z: Tensor, drafts: TokenDrafts, plain: Diffusion, refinement: Refinement
-) -> None:
-    """Sample the tokens of a decision, and write them into ``drafts.newest``. One loop over diffusion steps does both
-    *lookahead* and *refine*.
+# ------------------------------------------------------------------------------------------------ refinement
 
-    Args:
-        decision: the tokens to sample in full, and the tokens to refine.
-        pace: the AR step of each image.
-        z: the newest output of the transformer by column (see ``pace.py``), [P, B, L, C]: P branches of guidance, B
-            images of L tokens, C transformer width.
-        drafts: has the drafts to refine, and gets all samples.
-        plain: the full diffusion.
-        refinement: the diffusion of accepted drafts.
+
+@dataclass(eq=False)
+class Refinement:
+    """The diffusion of accepted drafts in few steps.
+
+    The T_g diffusion steps are numbered from 0, in the order in which they run. A refinement runs only the steps from
+    ``first_step`` on: S = T_g - first_step steps. It computes their *start*, which is the state before ``first_step``,
+    from the draft x' and noise. If S is 0, the result is the start. The setting ``accepted`` determines both::
+
+        accepted    first_step                                 start
+        refine      0, if no step has gamma 1                  noise
+                    k + 1, if step k is the last with gamma 1  x' + sigma noise
+        renoise     T_g - floor(T_g denoise)                   sqrt(abar_t) x' + sqrt(1 - abar_t) noise
+        keep        T_g: no step runs                          x'
     """
-    # 1. Make a batch of the tokens to sample in full, and a batch of the tokens to refine.
-    in_full = pace.tokens_at(decision.sampled_in_full)
-    full_batch = plain.canvas.batch(plain.tables[decision.step], in_full, z, plain.noise)
-    refined = pace.tokens_at(decision.refined)
-    refinement_batch = refinement.batch(refined, z, drafts.newest[refined.index_by_column])
 
-    # 2. Run both diffusions.
-    samples, refined_values = plain.head.sample_both(full_batch, refinement_batch)
+    canvas: MARCanvas
+    table: StepTable  # the S steps that run
+    noise: StreamNoise  # the noise for ``start`` and for the S steps
+    # Computes the states of N tokens before the S steps from their drafts x' and from their noise ``noise.start``. The
+    # result and both arguments are fp32 [N, c].
+    start: Callable[[Tensor, Tensor], Tensor]
+    gamma: Tensor | None = None  # gamma of each of the S steps, fp32 [S]; None if no step mixes its mean with the draft
 
-    # 3. Store every full sample as a draft, even the sample of a token that is decided now, without verification.
-    drafts.store(decision.sampled_in_full, in_full, samples, full_batch.z[0])
-    drafts.newest[refined.index_by_column] = refined_values
+    def batch(self, tokens: TokenIndex, z: Tensor, drafts: Tensor) -> DiffusionBatch:
+        """A batch of N tokens with accepted drafts, for S diffusion steps.
+
+        ``tokens``, ``z``: see :meth:`.MARCanvas.batch`; ``drafts``: the drafts x' of the tokens, fp32 [N, c].
+        """
+        from_noise = self.canvas.batch(self.table, tokens, z, self.noise)  # its states x are ``noise.start``
+        adjustment = None if self.gamma is None else MeanAdjustment(drafts, self.gamma)
+        return replace(from_noise, x=self.start(drafts, from_noise.x), mean_adjustment=adjustment)
+
+
+def guided(canvas: MARCanvas) -> Refinement:
+    """Steps that mix their means with the draft.
+
+    A step with gamma 1 gives x' + sigma noise, whatever the head predicts. So this step and all steps before it need
+    not run. In most schedules, only step 0 has gamma 1. In the schedule linear-up, only the last step has gamma 1, so
+    no step runs. The result is then the draft, because the last step adds no noise: its sigma is 0. If T_g is 1, the
+    only step has gamma 1 in all schedules except none, so the result is the draft too.
+    """
+    settings = canvas.settings
+    table, stream = all_guided_steps(canvas)
+    weights = guidance_weights(settings.guidance_schedule, len(table))
+    gamma = to_device(torch.tensor(weights), canvas.device)
+
+    # 1. No step has gamma 1: all steps run, and they start from noise.
+    if 1 not in weights:
+        return Refinement(canvas, table, stream, start=lambda drafts, noise: noise, gamma=gamma)
+
+    # 2. Only the steps after the last step with gamma 1 run. They start from the result of that step.
+    last_with_gamma_1 = max(k for k, weight in enumerate(weights) if weight == 1)
+    first_step = last_with_gamma_1 + 1
+
+    # When a step is run, the head chooses sigma from a range. Here sigma is the middle of this range, times the
+    # temperature.
+    sigma = table.columns().log_std_middle[last_with_gamma_1].exp() * settings.temperature
+    return Refinement(
+        canvas,
+        table.some_steps(first_step, len(table)),
+        StreamNoise(start=stream.steps[last_with_gamma_1], steps=stream.steps[first_step:]),
+        start=lambda drafts, noise: drafts + sigma * noise,
+        gamma=gamma[first_step:],
+    )
+
+
+def renoised(canvas: MARCanvas) -> Refinement:
+    """The last S of T_g ordinary steps. They start from the draft x' with added noise: x = sqrt(abar_t) x' +
+    sqrt(1 - abar_t) noise. A diffusion that starts from pure noise has as much noise before these steps. t is the
+    timestep of the first of the S steps, and abar_t is the product of all 1 - beta up to t.
+
+    ``diffusion_steps.py`` has the equation data = data_x x + data_per_prediction prediction. Here the data is the draft
+    x', and the prediction is the noise; data_x is 1 / sqrt(abar_t), and data_per_prediction is -sqrt(1 / abar_t - 1).
+    ``start`` solves this equation for the state x.
+    """
+    table, stream = all_guided_steps(canvas)
+    # S is T_g times denoise, rounded down, as is usual in image-to-image pipelines. For example, 15 steps times
+    # denoise = 0.9 is 13.5, so S is 13.
+    first_step = len(table) - int(round(len(table) * canvas.settings.denoise, 6))
+    if first_step == len(table):
+        return unchanged(canvas)
+
+    data_x = table.columns().data_x[first_step]
+    data_per_prediction = table.columns().data_per_prediction[first_step]
+    return Refinement(
+        canvas,
+        table.some_steps(first_step, len(table)),
+        stream._replace(steps=stream.steps[first_step:]),
+        start=lambda drafts, noise: (drafts - data_per_prediction * noise) / data_x,
+    )
+
+
+def unchanged(canvas: MARCanvas) -> Refinement:
+    """No step: an accepted draft does not change."""
+    table, stream = all_guided_steps(canvas)
+    first_step = len(table)
+    return Refinement(
+        canvas,
+        table.some_steps(first_step, len(table)),
+        stream._replace(steps=stream.steps[first_step:]),
+        start=lambda drafts, noise: drafts,
+    )
+
+
+# The refinement for each value of the setting ``accepted``.
+REFINEMENTS: dict[str, Callable[[MARCanvas], Refinement]] = {
+    "refine": guided,
+    "renoise": renoised,
+    "keep": unchanged,
+}
+
+
+def all_guided_steps(canvas: MARCanvas) -> tuple[StepTable, StreamNoise]:
+    """The table of all T_g steps, and the noise, with an entry for each of these steps."""
+    table = canvas.step_table(canvas.settings.guided_steps)
+    noise = canvas.noise_of("guided")
+    return table, noise._replace(steps=noise_for_steps(noise.steps, len(table)))
+
+
+def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
+    """gamma_t for each of the T_g = ``steps`` steps, in the order in which they run: t = T_g .. 1. The paper gives a
+    formula only for cos. We chose the other formulas to fit their names.
+    """
+    weight = {
+        "cos": lambda t: math.sin(math.pi / 2 * (t / steps)) ** 2,  # 1 - cos^2(pi t / (2 T_g))
+        "linear-down": lambda t: t / steps,
+        "square": lambda t: (t / steps) * (t / steps),
+        "linear-up": lambda t: 1 - (t - 1) / steps,
+        "none": lambda t: 0.0,
+    }[schedule]
+    return tuple(weight(t) for t in range(steps, 0, -1))

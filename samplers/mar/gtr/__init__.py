@@ -27,14 +27,15 @@ from torch import Tensor
 
 from ....networks.mar import MARModel
 from ....networks.torch_state import in_own_state
+from ...chain import HeadFactory
 from ...conditioning import ClassOrPrompt
 from ...diffusion_steps import StepTable
 from ...editing import Edit
 from ...engine import Sampler, run_passes
 from ...noise import PairedNoise
-from ..canvas import MARCanvas, mar_canvas
-from ..diffusion import Diffusion, HeadFactory, annealed_tables
-from ..tokens import TokenIndex
+from ..canvas import MARCanvas, TokenIndex
+from ..mar import Diffusion, annealed_tables
+from ..prepare import mar_canvas
 from ..transformer import FullTransformer, Transformer
 from .settings import GtRSettings
 
@@ -58,7 +59,7 @@ def gtr(
     transformer = make_transformer(canvas)
     reconstruction = settings.reconstruction(canvas.cells, canvas.regenerated)
     tables = annealed_tables(canvas, equal_at_end=max(1, reconstruction))
-    draw = FrequencyWeighted(canvas, transformer.head, tables, settings.detail_share)
+    draw = FrequencyWeighted(canvas, transformer.heads, tables, settings.detail_share)
     yield from run_passes(canvas, canvas.order.plan, transformer, draw)
     return canvas.finish()
 
@@ -68,12 +69,12 @@ class FrequencyWeighted(Diffusion):
     diffusion steps as the first AR step.
 
     Args:
-        canvas, head, tables: see :class:`Diffusion`.
+        canvas, heads, tables: see :class:`Diffusion`.
         share: the share of an AR step's tokens that count as the tokens with the most detail, 0 to 1.
     """
 
-    def __init__(self, canvas: MARCanvas, head: HeadFactory, tables: Sequence[StepTable], share: float):
-        super().__init__(canvas, head, tables)
+    def __init__(self, canvas: MARCanvas, heads: HeadFactory, tables: Sequence[StepTable], share: float):
+        super().__init__(canvas, heads, tables)
         self.share = share
 
     def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
@@ -98,7 +99,7 @@ class FrequencyWeighted(Diffusion):
 
         # 3. Sample both batches in one loop.
         values = torch.empty(*positions.shape, canvas.values.shape[-1], device=z.device)
-        values_of_detailed, values_of_others = self.head.sample_both(batch_of_detailed, batch_of_others)
+        values_of_detailed, values_of_others = self.heads.sample_both(batch_of_detailed, batch_of_others)
         values[detailed.index_by_column] = values_of_detailed
         values[others.index_by_column] = values_of_others
         return values

@@ -9,7 +9,7 @@ every tau-th AR step (*refresh_period*) are *refreshes*: encoder and decoder com
 guidance, and store features of these rows. A pass between two refreshes computes less, because it uses three caches.
 :class:`CacheSettings` can switch off each cache. Below, k is the AR step of the pass, k' the AR step of the previous
 pass, and r the AR step of the last refresh. The *new* tokens are decided since k', and the caller asks for the *wanted*
-tokens; ``selection.py`` has a picture.
+tokens; :class:`.RowSelection` has a picture.
 
 1. *encoder cache*: the encoder computes only the class rows and the new tokens. It reads stored keys and values of the
    earlier tokens. The published code has this cache, but the paper does not mention it.
@@ -19,8 +19,8 @@ tokens; ``selection.py`` has a picture.
    - similarity: s_i = cos(V_i^k, V_i^k'), averaged over the attention heads;
    - (8): the pass computes the rows of the wanted tokens, the rows of the new tokens, and other rows with the lowest
      s_i. (The paper prints argmax, but the paper's text and code take the least similar rows.) ``schedule.py`` says how
-     many rows a pass computes. ``selection.py`` chooses the rows; it also has the other strategies of the paper's
-     Table 3;
+     many rows a pass computes. :class:`.RowSelection` chooses the rows; it also has the other strategies of the
+     paper's Table 3;
    - (9): in the later blocks, the computed rows also attend to the stored keys and values of all other rows.
 
    The measuring block is the 3rd layer in the paper, but the 4th block in the published code
@@ -58,9 +58,8 @@ from ...editing import Edit
 from ...engine import Sampler
 from ...noise import PairedNoise
 from ..canvas import MARCanvas
-from ..diffusion import expect_full_head
 from ..mar import check as check_mar
-from ..mar import mar
+from ..mar import expect_full_head, mar
 from ..settings import MARBase
 from .settings import CacheSettings, LazyMARSettings, head_period
 from .transformer import LazyTransformer
@@ -102,7 +101,7 @@ def note_caches(canvas: MARCanvas, settings: CacheSettings) -> None:
 
 def with_caches(sampler: Callable[..., Sampler], *transformer_arguments: str) -> Callable[..., Sampler]:
     """Add LazyMAR's caches to a MAR sampler. The settings of the result include the fields of :class:`CacheSettings`
-    (``combinations.py``).
+    (``settings.py``).
 
     ``transformer_arguments``: names of the sampler's arguments that make a transformer. CSpD has two such arguments,
     "make_transformer" and "make_draft_transformer"; all other samplers have only the first.

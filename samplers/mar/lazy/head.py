@@ -9,21 +9,19 @@ null branch, which does not read the class or prompt. P is 1 without guidance. I
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ....networks.speed import recorded
 from ....networks.torch_state import to_device
 from ....reports.record import Report
-from ...chain import ChainHead, DiffusionBatch, StepInputs, StepResult, advance
-from ...heads import for_each_step
-from ..diffusion import HeadFactory
+from ...chain import ChainHead, DiffusionBatch, HeadFactory, StepInputs, StepResult, advance, for_each_step
 from .settings import CacheSettings, head_period
 
 # Blocks 1 to 4 are the *middle* blocks of the head. The cache holds the sum of what they add to the head's features.
@@ -43,7 +41,6 @@ class HeadSchedule(NamedTuple):
     """What the head computes at each diffusion step. Step 0 has the highest timestep."""
 
     kinds: list[StepKind]  # the kind of each step
-    index_in_kind: list[int]  # index of each step among the steps of its kind
     steps_of_kind: dict[StepKind, Tensor]  # indices of the steps of each kind, int64 on the device
     uses_cache: bool  # whether any step reuses something
 
@@ -55,13 +52,11 @@ def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule
     ``period``. Any other step is an edge step if more than 90 % of all steps are left after it, and otherwise reused.
     For example, these are the first 11 of 30 steps with a period of 5 (F for full, E for edge, R for reused)::
 
-        step           0  1  2  3  4  5  6  7  8  9  10 ...
-        left           29 28 27 26 25 24 23 22 21 20 19 ...
-        kind           F  E  R  R  F  R  R  R  R  F  R  ...
-        index_in_kind  0  0  0  1  1  2  3  4  5  2  6  ...
+        step  0  1  2  3  4  5  6  7  8  9  10 ...
+        left  29 28 27 26 25 24 23 22 21 20 19 ...
+        kind  F  E  R  R  F  R  R  R  R  F  R  ...
     """
     kinds: list[StepKind] = []
-    index_in_kind: list[int] = []
     for k in range(steps):
         left = steps - 1 - k  # number of steps left after step k
         if k == 0 or left % period == 0:
@@ -70,14 +65,13 @@ def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule
             kind = StepKind.EDGE
         else:
             kind = StepKind.REUSED
-        index_in_kind.append(kinds.count(kind))
         kinds.append(kind)
 
     steps_of_kind = {}
     for kind in StepKind:
         which = [k for k in range(steps) if kinds[k] is kind]
         steps_of_kind[kind] = to_device(torch.tensor(which, dtype=torch.int64), device)
-    return HeadSchedule(kinds, index_in_kind, steps_of_kind, uses_cache=period > 1)
+    return HeadSchedule(kinds, steps_of_kind, uses_cache=period > 1)
 
 
 class CachedChainHead:
@@ -116,21 +110,12 @@ class CachedChainHead:
         self.branches, self.tokens = batch.z.shape[:2]
         self.report = report  # counts the work
 
-        # Only full steps compute all blocks and all branches.
-        all_blocks = [*head.res_blocks]
-        outer_blocks = [head.res_blocks[number] for number in outer]
-        all_branches = head.cond_embed(batch.z.flatten(0, 1))  # [P N, w]
-        conditional = all_branches[: self.tokens]  # [N, w]
-
-        self.modulations: dict[StepKind, KindModulations] = {}
+        # An iterator for each kind, because run_chain takes the steps in order. Only full steps compute all branches.
+        condition = head.cond_embed(batch.z.flatten(0, 1))  # [P N, w], the conditional branch first
+        self.modulations: dict[StepKind, Iterator[Modulations]] = {}
         for kind, steps in schedule.steps_of_kind.items():
-            times = batch.table.times[steps]
-            if kind is StepKind.FULL:
-                modulations = KindModulations(net, head, all_blocks, times, all_branches, only_gates=False)
-            else:
-                only_gates = kind is StepKind.REUSED
-                modulations = KindModulations(net, head, outer_blocks, times, conditional, only_gates)
-            self.modulations[kind] = modulations
+            computed = condition if kind is StepKind.FULL else condition[: self.tokens]
+            self.modulations[kind] = step_modulations(net, head, kind, outer, batch.table.times[steps], computed)
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
         """See :class:`...chain.ChainHead`.
@@ -138,29 +123,29 @@ class CachedChainHead:
         At a full step, the head's output is [P, N, 2 c], and :func:`...chain.guide` applies guidance. At all other
         steps, the output is [1, N, 2 c] and already contains guidance; ``guide`` does not change it.
         """
-        net = self.net
-        head = self.head
         kind = self.schedule.kinds[k]
-        modulations = self.modulations[kind].at(self.schedule.index_in_kind[k])
+        modulations = next(self.modulations[kind])
 
         if kind is StepKind.FULL:
             self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
-            result, self.cache = take_full_step(net, head, inputs, modulations, self.branches)
+            result, self.cache = take_full_step(self.net, self.head, inputs, modulations, self.branches)
             return result
 
         assert self.cache is not None, "the first step is full"
         self.report.add(head_calls=1, head_rows=self.tokens, cached_calls=1)
-        if kind is StepKind.EDGE:
-            result, self.cache = take_edge_step(net, head, inputs, modulations, self.outer, self.cache)
-            return result
-        return take_reused_step(net, head, inputs, modulations, self.outer, self.cache)
+        result, new_cache = take_cached_step(self.net, self.head, inputs, modulations, self.outer, self.cache)
+        if new_cache is not None:
+            self.cache = new_cache
+        return result
 
 
 class CachedHeadFactory(HeadFactory):
     """Makes heads with LazyMAR's cache, or without it if :func:`head_period` is 1."""
 
     def __init__(self, net: MAR, report: Report, settings: CacheSettings):
-        super().__init__(net, report)
+        super().__init__(net, net.head, report, BUDGET)
+        self.mar = net
+        self.denoiser = net.head
         self.settings = settings
         self.outer = tuple(number for number in range(len(self.denoiser.res_blocks)) if number not in MIDDLE)
         self._schedules: dict[int, HeadSchedule] = {}  # by number of diffusion steps
@@ -175,7 +160,7 @@ class CachedHeadFactory(HeadFactory):
         schedule = self._schedules[steps]
         if not schedule.uses_cache:
             return super().for_chain(batch)
-        return CachedChainHead(self.net, self.denoiser, batch, schedule, self.outer, self.report)
+        return CachedChainHead(self.mar, self.denoiser, batch, schedule, self.outer, self.report)
 
 
 # ------------------------------------------------------------------------------------------------ the modulations
@@ -196,62 +181,34 @@ class Modulations(NamedTuple):
     of_last_layer: Sequence[Tensor]  # shift and scale
 
 
-class KindModulations:
-    """The modulations of all steps of one kind. Many steps are computed together, so the head reads its weights only
-    once for all these steps.
+def step_modulations(
+    net: MAR, head: DiffusionHead, kind: StepKind, outer: Sequence[int], times: Tensor, condition: Tensor
+) -> Iterator[Modulations]:
+    """The modulations of one step of a kind after another. Many steps are computed together, so the head reads its
+    weights only once for all these steps.
+
+    An edge step needs the modulations of the outer blocks, and a reused step needs only the gates of these blocks. All
+    steps need the modulations of the last layer.
+
+    Args:
+        outer: indices of the outer blocks.
+        times: embeddings of the timesteps of the S steps of this kind, [S, w].
+        condition: embeddings of the conditions z, [R, w].
     """
+    blocks = [*head.res_blocks] if kind is StepKind.FULL else [head.res_blocks[number] for number in outer]
+    modulations_of_step = len(blocks) * (1 if kind is StepKind.REUSED else 3) + 2
+    at_once = max(1, BUDGET // max(1, condition.numel() * modulations_of_step))  # number of steps
 
-    newest: Sequence[Modulations] = ()  # the steps that were computed together last
-
-    def __init__(
-        self,
-        net: MAR,
-        head: DiffusionHead,
-        blocks: Sequence[nn.Module],
-        times: Tensor,
-        condition: Tensor,
-        only_gates: bool,
-    ):
-        """Compute nothing yet.
-
-        Args:
-            blocks: the blocks whose modulations the steps need.
-            times: embeddings of the timesteps of the S steps of this kind, [S, w].
-            condition: embeddings of the conditions z, [R, w].
-            only_gates: whether the steps need only the gates of the blocks. They always need shift and scale of the
-                last layer.
-        """
-        self.net = net
-        self.head = head
-        self.blocks = blocks
-        self.times = times
-        self.condition = condition
-        self.only_gates = only_gates
-
-        modulations_of_step = len(blocks) * (1 if only_gates else 3) + 2
-        self.at_once = max(1, BUDGET // max(1, condition.numel() * modulations_of_step))  # number of steps
-
-    def at(self, index: int) -> Modulations:
-        """The modulations of a step, by its index among the steps of this kind. The caller asks for the steps in the
-        order 0, 1, 2, ...
-        """
-        if index % self.at_once == 0:
-            self.newest = self._compute(index)
-        return self.newest[index % self.at_once]
-
-    def _compute(self, first: int) -> list[Modulations]:
-        """The modulations of the ``at_once`` steps of this kind from index ``first`` on."""
-        head = self.head
-        embedding = self.times[first : first + self.at_once, None] + self.condition  # [at_once, R, w]
-        if not self.only_gates:
+    for some_times in times[:, None].split(at_once):
+        embedding = some_times + condition  # [at_once, R, w]
+        if kind is StepKind.REUSED:
+            computed = head.gates(embedding, blocks) + head.modulations(embedding, ())
+            for m in for_each_step(net, computed):
+                yield Modulations((), (), gates=m[:-2], of_last_layer=m[-2:])
+        else:
             # Shift, scale and gate of the first block, then of the second block, and so on.
-            steps = for_each_step(self.net, head.modulations(embedding, self.blocks))
-            return [Modulations(m[0:-2:3], m[1:-2:3], m[2:-2:3], of_last_layer=m[-2:]) for m in steps]
-
-        gates = head.gates(embedding, self.blocks)
-        of_last_layer = head.modulations(embedding, ())
-        steps = for_each_step(self.net, gates + of_last_layer)
-        return [Modulations((), (), gates=m[:-2], of_last_layer=m[-2:]) for m in steps]
+            for m in for_each_step(net, head.modulations(embedding, blocks)):
+                yield Modulations(m[0:-2:3], m[1:-2:3], m[2:-2:3], of_last_layer=m[-2:])
 
 
 # ------------------------------------------------------------------------------------------------ a step of each kind
@@ -267,8 +224,8 @@ class HeadCache(NamedTuple):
     guidance_and_bias: Tensor
 
 
-# Each of the three functions take_..._step calls the head (evaluate_full, evaluate_edge or evaluate_reused), and then
-# takes the diffusion step with the head's output (:func:`...chain.advance`).
+# Both functions take_..._step call the head (evaluate_full or evaluate_cached), and then take the diffusion step with
+# the head's output (:func:`...chain.advance`).
 
 
 @recorded
@@ -281,31 +238,19 @@ def take_full_step(
 
 
 @recorded
-def take_edge_step(
+def take_cached_step(
     net: MAR,
     head: DiffusionHead,
     inputs: StepInputs,
     modulations: Modulations,
     outer: Sequence[int],
     cache: HeadCache,
-) -> tuple[StepResult, HeadCache]:
-    """Take an edge step. Returns the result, and what the next steps reuse."""
-    out, new_cache = net.compiled(evaluate_edge, "diffusion head")(head, inputs, modulations, outer, cache)
+) -> tuple[StepResult, HeadCache | None]:
+    """Take an edge step or a reused step. Returns the result, and what the next steps reuse; None if they reuse the
+    same ``cache``, as after a reused step.
+    """
+    out, new_cache = net.compiled(evaluate_cached, "diffusion head")(head, inputs, modulations, outer, cache)
     return net.compiled(advance, "diffusion steps")(inputs, out), new_cache
-
-
-@recorded
-def take_reused_step(
-    net: MAR,
-    head: DiffusionHead,
-    inputs: StepInputs,
-    modulations: Modulations,
-    outer: Sequence[int],
-    cache: HeadCache,
-) -> StepResult:
-    """Take a reused step. The next steps reuse the same ``cache``."""
-    out = net.compiled(evaluate_reused, "diffusion head")(head, inputs, modulations, outer, cache)
-    return net.compiled(advance, "diffusion steps")(inputs, out)
 
 
 def evaluate_full(
@@ -356,47 +301,34 @@ def evaluate_full(
     return out.view(branches, n, -1), HeadCache(mlps, middle, guidance_and_bias)
 
 
-def evaluate_edge(
+def evaluate_cached(
     head: DiffusionHead, inputs: StepInputs, modulations: Modulations, outer: Sequence[int], cache: HeadCache
-) -> tuple[Tensor, HeadCache]:
+) -> tuple[Tensor, HeadCache | None]:
     """Compute the head, but take the middle blocks and guidance from ``cache``. Returns the head's output, fp32
-    [1, N, 2 c] (see :func:`evaluate_full`), and what the next steps reuse.
+    [1, N, 2 c] (see :func:`evaluate_full`), and what the next steps reuse; None if this does not change.
 
     Args:
         inputs: this function reads only the tokens' states from them.
-        modulations: the modulations of the outer blocks.
+        modulations: the modulations of the outer blocks. At a reused step, they have no shifts and scales, and the
+            outputs of the MLPs come from ``cache`` too.
         outer: indices of the outer blocks.
     """
     shifts, scales, gates, of_last_layer = modulations
+    computes_mlps = len(shifts) > 0
+    mlps = [] if computes_mlps else cache.mlps
+
+    # 1. The outer blocks.
     h = head.input_proj(inputs.x.to(head.input_proj.weight.dtype))
-    mlps = []
-    for number, shift, scale, gate in zip(outer, shifts, scales, gates, strict=True):
-        block = cast(HeadBlock, head.res_blocks[number])
-        mlp = block.mlp(modulated(h, block.in_ln, shift, scale))
-        mlps.append(mlp)
-        h = torch.addcmul(h, gate, mlp)
+    for i, number in enumerate(outer):
+        if computes_mlps:
+            block = cast(HeadBlock, head.res_blocks[number])
+            mlps.append(block.mlp(modulated(h, block.in_ln, shifts[i], scales[i])))
+        h = torch.addcmul(h, gates[i], mlps[i])
         if number + 1 == MIDDLE.start:  # the middle blocks come next
             h = h + cache.middle
-    return _output(head, h, of_last_layer, cache), cache._replace(mlps=mlps)
 
-
-def evaluate_reused(
-    head: DiffusionHead, inputs: StepInputs, modulations: Modulations, outer: Sequence[int], cache: HeadCache
-) -> Tensor:
-    """Compute the head, but take guidance and the outputs of all MLPs from ``cache``. Returns the head's output, fp32
-    [1, N, 2 c] (see :func:`evaluate_full`). Arguments as for :func:`evaluate_edge`.
-    """
-    _, _, gates, of_last_layer = modulations
-    h = head.input_proj(inputs.x.to(head.input_proj.weight.dtype))
-    for number, gate, mlp in zip(outer, gates, cache.mlps, strict=True):
-        h = torch.addcmul(h, gate, mlp)
-        if number + 1 == MIDDLE.start:  # the middle blocks come next
-            h = h + cache.middle
-    return _output(head, h, of_last_layer, cache)
-
-
-def _output(head: DiffusionHead, h: Tensor, of_last_layer: Sequence[Tensor], cache: HeadCache) -> Tensor:
-    """The last layer's output for features ``h``, [N, w], plus the cached guidance: fp32 [1, N, 2 c]."""
+    # 2. The last layer, plus the cached guidance.
     weight = head.final_layer.linear.weight
     h = modulated(h, head.final_layer.norm_final, *of_last_layer).to(weight.dtype)
-    return torch.addmm(cache.guidance_and_bias, h, weight.t())[None]
+    out = torch.addmm(cache.guidance_and_bias, h, weight.t())
+    return out[None], cache._replace(mlps=mlps) if computes_mlps else None

@@ -12,6 +12,9 @@ from typing import ClassVar
 
 from ....reports.record import Report
 from ...settings import HeadGuarantees, Removed, knob
+from ..cspd.settings import CSpDSettings
+from ..fasthybrid.settings import FastHybridSettings
+from ..gtr.settings import GtRSettings
 from ..settings import DiSASettings, MARBase, SpeculationSettings
 
 # In a diffusion of 100 steps, every HEAD_PERIOD-th step computes the diffusion head in full, as in LazyMAR's published
@@ -28,7 +31,8 @@ class CacheSettings(HeadGuarantees):
     # The removed setting ``block`` chose the decoder block that measures how much a token has changed. Now
     # measuring_block in lazy/schedule.py chooses this block. HEAD_PERIOD replaces the removed setting ``head_period``.
     removed: ClassVar[Mapping[str, Removed]] = {"block": Removed(None), "head_period": Removed(HEAD_PERIOD)}
-    # In a class of ``combinations.py``: the class of the sampler's own settings. Otherwise None.
+    # In a combination with another sampler (see the end of this file): the class of that sampler's settings. Otherwise
+    # None.
     sampler_settings: ClassVar[type[MARBase] | None] = None
 
     # fmt: off
@@ -118,3 +122,39 @@ class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
     """Settings of MAR with LazyMAR's caches: first MAR's fields, then the fields of the caches, then the field of
     speculation. The fields of the last base class come first in a dataclass.
     """
+
+
+# ------------------------------------------------------------------------------------------------ combinations
+
+# Each of these classes has the fields of the sampler first, and then the fields of the caches, because the fields of
+# the last base class come first in a dataclass. If both base classes have a method or property of the same name, Python
+# uses the one of CacheSettings. There, ``super()`` means the sampler's class.
+
+
+@dataclass(frozen=True)
+class FastHybridLazyMARSettings(CacheSettings, FastHybridSettings):
+    """FastHybridSettings with the settings of LazyMAR's caches."""
+
+    sampler_settings = FastHybridSettings
+
+
+@dataclass(frozen=True)
+class CSpDLazyMARSettings(CacheSettings, CSpDSettings):
+    """CSpDSettings with the settings of LazyMAR's caches."""
+
+    sampler_settings = CSpDSettings
+
+
+@dataclass(frozen=True)
+class GtRLazyMARSettings(CacheSettings, GtRSettings):
+    """GtRSettings with the settings of LazyMAR's caches."""
+
+    sampler_settings = GtRSettings
+
+
+# The combined class for each class of a sampler's own settings.
+WITH_CACHES: dict[type[MARBase], type[MARBase]] = {
+    FastHybridSettings: FastHybridLazyMARSettings,
+    CSpDSettings: CSpDLazyMARSettings,
+    GtRSettings: GtRLazyMARSettings,
+}

@@ -15,13 +15,13 @@ from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, WEIGHTS, total
 from fastar_nodes.runs.memory import blocks as memory
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers import chain, diffusion_steps, heads
+from fastar_nodes.samplers import chain, diffusion_steps
 from fastar_nodes.samplers.blocks.diffusion import head_calls
 from fastar_nodes.samplers.blocks.settings import BlockSettings
+from fastar_nodes.samplers.chain import MODULATION_BUDGET
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.heads import MODULATION_BUDGET
 from fastar_nodes.samplers.noise import CounterRNG
 from fastar_nodes.samplers.speculation import Speculation
 from live_bytes import counted
@@ -71,7 +71,7 @@ def test_a_window_holds_what_is_estimated(monkeypatch, cfg, given):
     scale = torch.full((2, 1, 1), cfg)
     with counted(monkeypatch) as live:
         rows = chain.DiffusionBatch(torch.randn(branches, 2, 16, 32), scale, start, noise, table, fixed_tokens=known)
-        head = heads.SpeculationHead(model.net, model.net.denoiser, rows, report, 1)
+        head = chain.SpeculationHead(model.net, model.net.denoiser, rows, report, 1)
         paths = Speculation(model.net, head, rows, CounterRNG(torch.arange(2)), report)
         windows = paths.windows(np.arange(2), 8)
         for _ in range(3):
@@ -177,7 +177,7 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
             table = diffusion_steps.StepTable(torch.empty(count + 1, 8), times, False)
             z = (hidden + places)[:, None].to(torch.bfloat16)
             rows = chain.DiffusionBatch(z, x, x[:1], x, table)
-            head = heads.FullChainHead(
+            head = chain.FullChainHead(
                 net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), MODULATION_BUDGET
             )
             scale = torch.ones(1, 1, 1)

@@ -15,10 +15,10 @@ from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.prepare import mar_canvas
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise

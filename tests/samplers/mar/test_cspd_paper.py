@@ -15,6 +15,7 @@ from cspd_reference import Reference
 from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar.canvas import TokenIndex
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.cspd.densities import (
     PAPER_RULE,
@@ -28,7 +29,6 @@ from fastar_nodes.samplers.mar.cspd.densities import (
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.mar.tokens import TokenIndex
 from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_models import tiny_mar

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from fastar_nodes.samplers.mar.canvas import TokenIndex
 from fastar_nodes.samplers.mar.cspd.densities import (
     TRIES,
     LastStep,
@@ -16,7 +17,6 @@ from fastar_nodes.samplers.mar.cspd.densities import (
     log_ratio,
 )
 from fastar_nodes.samplers.mar.cspd.published import PUBLISHED_RULE
-from fastar_nodes.samplers.mar.tokens import TokenIndex
 
 
 def published(inner: float) -> Rule:

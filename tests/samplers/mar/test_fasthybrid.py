@@ -11,12 +11,10 @@ from fastar_nodes.reports.record import ACCEPTED, PLAIN, REDONE
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.diffusion import annealed_tables
-from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
-from fastar_nodes.samplers.mar.fasthybrid.refinement import guidance_weights, guided
+from fastar_nodes.samplers.mar.fasthybrid import fasthybrid, guidance_weights, guided
 from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
-from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.mar import annealed_tables, mar
+from fastar_nodes.samplers.mar.prepare import mar_canvas
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
@@ -283,9 +281,15 @@ class Prescribed(FullTransformer):
         super().__init__(canvas)
         self.z = z
 
+    def __call__(self, step, wanted):
+        images = range(len(wanted))
+        return self.prescribed(super().__call__(step, wanted), images, [step] * len(wanted), wanted)
+
     def for_snapshots(self, snapshots, wanted):
-        out = super().for_snapshots(snapshots, wanted)
-        for row, (image, step) in enumerate(zip(snapshots.images, snapshots.steps, strict=True)):
+        return self.prescribed(super().for_snapshots(snapshots, wanted), *snapshots, wanted)
+
+    def prescribed(self, out, images, steps, wanted):
+        for row, (image, step) in enumerate(zip(images, steps, strict=True)):
             out[0, row] = self.z(image, step, wanted[row])
         return out
 

@@ -11,8 +11,7 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.conditions import read_condition
+from fastar_nodes.samplers.mar.prepare import mar_canvas, read_condition
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import respacing
 from fastar_nodes.samplers.noise import PairedNoise

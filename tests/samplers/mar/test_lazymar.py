@@ -11,27 +11,27 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from fastar_nodes.networks.mar import BUDGET
 from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
 from fastar_nodes.runs.baseline import no_gain
 from fastar_nodes.samplers import chain, diffusion_steps
+from fastar_nodes.samplers.chain import HeadFactory
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.diffusion import HeadFactory
 from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, note_caches
-from fastar_nodes.samplers.mar.lazy import selection as selection_module
+from fastar_nodes.samplers.mar.lazy import transformer as transformer_module
 from fastar_nodes.samplers.mar.lazy.head import (
     CachedHeadFactory,
-    evaluate_edge,
+    evaluate_cached,
     evaluate_full,
-    evaluate_reused,
     head_schedule,
 )
 from fastar_nodes.samplers.mar.lazy.schedule import caches_to_fill, computed_ratios, measuring_block, spare_rows
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings, LazyMARSettings, head_period
 from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.prepare import mar_canvas
 from fastar_nodes.samplers.mar.settings import MARBase, MARSettings
 from fastar_nodes.samplers.mar.tables import respacing
 from fastar_nodes.samplers.noise import PairedNoise
@@ -306,7 +306,7 @@ def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, rea
     period = {"refresh_period": period, "start_step": start}
     changed = {**period, **STRETCHED, "selection": selection}
     base, calls = LazyMARSettings(steps=16, cfg=2.0, **changed, **dict.fromkeys(off, False)), sorted(calls)
-    with patch.object(selection_module, "measuring_block", lambda depth: block):
+    with patch.object(transformer_module, "measuring_block", lambda depth: block):
         fast, got = drive(deep, partial(Watched, settings=base), base, calls, reach)
     slowly = partial(SlowLazy, settings=base, block=block - 1, spare=1, follow=fast.computed)
     slow, want = drive(deep, slowly, base, calls, reach)
@@ -321,7 +321,7 @@ ONE = {"steps": 6, "diffusion_steps": 2, "cfg": 1.0, "refresh_period": 20, "star
 def one(model, block=None, **changes):
     """``block``: the one that measures, in the place of the usual one."""
     chosen = measuring_block if block is None else lambda depth: block
-    with patch.object(selection_module, "measuring_block", chosen):
+    with patch.object(transformer_module, "measuring_block", chosen):
         return _one(model, changes)
 
 
@@ -386,7 +386,7 @@ def test_nothing_is_read_before_it_was_written(deep, cache, cfg, steps, reach, e
 
 def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep, monkeypatch):
     """The published code gives mandatory rows the score 0, which loses against negative cosines."""
-    monkeypatch.setattr(selection_module, "similarity", lambda values, last: torch.full(values.shape[::2][:2], -0.9))
+    monkeypatch.setattr(transformer_module, "similarity", lambda values, last: torch.full(values.shape[::2][:2], -0.9))
     base = LazyMARSettings(**BASE, **QUICK)
 
     def sparing(canvas):
@@ -454,7 +454,7 @@ def sampled(net, batch, period=1):
     """Sampled with LazyMAR's head and a period of so many diffusion steps; 1: by MAR's."""
     report = Report("mar", "tiny", {}, None, len(batch.x), "cpu")
     if period == 1:
-        return HeadFactory(net, report).sample(batch)
+        return HeadFactory(net, net.head, report, BUDGET).sample(batch)
     heads = CachedHeadFactory(net, report, CacheSettings())
     heads._schedules[len(batch.table)] = head_schedule(len(batch.table), period, batch.x.device)
     return heads.sample(batch)
@@ -495,7 +495,7 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
 def test_every_step_of_a_cached_head_may_be_compiled(deep, monkeypatch, cfg):
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls = []
-    own = {evaluate_full: "full", evaluate_edge: "edge", evaluate_reused: "reused"}
+    own = {evaluate_full: "full", evaluate_cached: "cached"}
 
     def compiled(self, function, part):
         if function not in own:
@@ -506,7 +506,7 @@ def test_every_step_of_a_cached_head_may_be_compiled(deep, monkeypatch, cfg):
     counts = lazy(deep, {**BASE, "diffusion_steps": 25, "cfg": cfg}).report.counts
     assert len(calls) == counts["head_calls"]
     # 25 steps are 24 up to t = 950; those with 23, 22, 20, 18, ... steps left are in full.
-    assert calls[:5] == ["full", "full", "reused", "full", "reused"]
+    assert calls[:5] == ["full", "full", "cached", "full", "cached"]
 
 
 def test_when_the_head_is_cached(model):

@@ -11,11 +11,12 @@ from fastar_nodes.samplers.annealing import annealed_steps
 from fastar_nodes.samplers.chain import guide
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import diffusion
+from fastar_nodes.samplers.mar import transformer
+from fastar_nodes.samplers.mar.canvas import Order
 from fastar_nodes.samplers.mar.lazy import lazymar
 from fastar_nodes.samplers.mar.lazy.settings import LazyMARSettings
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.order import Order, make_order
+from fastar_nodes.samplers.mar.prepare import make_order
 from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import constants, respaced_timesteps, respacing
@@ -62,7 +63,7 @@ def test_modulations_of_as_many_steps_as_fit_the_budget_are_computed_at_once(mod
     monkeypatch.setattr(head, "modulations", lambda self, x: sizes.append(len(x)) or inner(self, x))
     found = []
     for budget in (4 * 64 * 8 * 16, 4 * 64 * 8 * 16 - 1, 1):
-        monkeypatch.setattr(diffusion, "BUDGET", budget)
+        monkeypatch.setattr(transformer, "BUDGET", budget)
         found.append(run(model, steps=1).latents)
     torch.testing.assert_close(torch.stack(found[1:]), found[0].expand(2, -1, -1, -1, -1), rtol=1e-5, atol=1e-5)
     assert sizes == [4, 4, 1, 3, 3, 3, *[1] * 9]

@@ -14,11 +14,11 @@ from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.networks.mar import DiffusionHead
 from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers import chain, diffusion_steps, heads
+from fastar_nodes.samplers import chain, diffusion_steps
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import diffusion
+from fastar_nodes.samplers.mar import transformer
 from fastar_nodes.samplers.mar.lazy import LazyTransformer
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.mar.mar import mar
@@ -86,7 +86,7 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
     whole = run(model, **short)
     for budget, states in ((2 * 2 * 8 * 16, 2), (2 * 2 * 8 * 16 - 1, 1), (1, 1)):
         sizes.clear()
-        monkeypatch.setattr(diffusion, "BUDGET", budget)
+        monkeypatch.setattr(transformer, "BUDGET", budget)
         parts = run(model, **short)
         torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
         assert max(sizes) == states and 2 * sum(sizes) == whole.report.counts["head_rows"]
@@ -169,7 +169,7 @@ def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
     outs = []
     for budget, shapes in ((5 * 6 * width, [(5, 2, 3, 16)]), (5 * 6 * width - 1, [(2, 3, 16)] * 2)):
         made.clear()
-        head = heads.SpeculationHead(net, net.head, rows, Report("mar", "tiny", {}, None, 1, "cpu"), budget)
+        head = chain.SpeculationHead(net, net.head, rows, Report("mar", "tiny", {}, None, 1, "cpu"), budget)
         outs += [head.at_states(*index, torch.ones(3, 4)), head.at_states(*index, torch.ones(3, 4))]
         assert made == shapes
     for out in outs[1:]:

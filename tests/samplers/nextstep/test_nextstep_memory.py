@@ -12,11 +12,11 @@ from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.families import nextstep as memory
 from fastar_nodes.runs.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, WEIGHTS, total
 from fastar_nodes.runs.registry import FAMILIES, SAMPLERS
-from fastar_nodes.samplers import chain, diffusion_steps, heads
+from fastar_nodes.samplers import chain, diffusion_steps
+from fastar_nodes.samplers.chain import MODULATION_BUDGET
 from fastar_nodes.samplers.conditioning import ImagePromptCondition, PromptCondition
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.heads import MODULATION_BUDGET
 from fastar_nodes.samplers.nextstep.flow import flow
 from fastar_nodes.samplers.nextstep.settings import NextStepSettings
 from fastar_nodes.samplers.noise import CounterRNG
@@ -117,7 +117,7 @@ def test_a_window_holds_what_is_estimated(monkeypatch, branches):
     times = model.net.head.times(torch.tensor(made.times))
     with LiveBytes() as live:
         rows = chain.DiffusionBatch(z, scales, start, noise, diffusion_steps.step_table(made.steps, times))
-        head = heads.SpeculationHead(model.net, model.net.head, rows, a_report(), 1)
+        head = chain.SpeculationHead(model.net, model.net.head, rows, a_report(), 1)
         paths = Speculation(model.net, head, rows, CounterRNG(torch.arange(2)), a_report())
         windows = paths.windows(np.arange(2), 8)
         for _ in range(3):
@@ -196,6 +196,6 @@ def test_passes_of_a_part_of_a_14b_hold_what_is_estimated(monkeypatch, images, b
         with counted(monkeypatch) as live:
             table = diffusion_steps.StepTable(torch.empty(28, 8), net.head.times(torch.tensor(made.times)), False)
             batch = chain.DiffusionBatch(z, scales, noise[0], noise, table)
-            for _ in chain.run_chain(batch, heads.FullChainHead(net, net.head, batch, a_report(), MODULATION_BUDGET)):
+            for _ in chain.run_chain(batch, chain.FullChainHead(net, net.head, batch, a_report(), MODULATION_BUDGET)):
                 pass
         assert live.peak < work[HEAD] < 3 * live.peak
