@@ -32,7 +32,7 @@ from ..runs.loading import AUTO, dtype_name
 from ..runs.memory.tokens import estimate_prompt
 from ..samplers.conditioning import CodeCondition, ImagePromptCondition, PromptCondition, TextCondition
 from ..samplers.settings import Settings, knob, settings_from
-from ..samplers.tokens.edit_settings import EditSettings
+from ..samplers.tokens.settings import EditSettings
 from ..samplers.tokens.tar import DETAILS, TarPrompted, TarPromptSettings
 from . import graph, host
 from .host.loaded import ModelCache, load_to_device

@@ -32,7 +32,7 @@ from ..samplers.conditioning import (
     PromptCondition,
     TextCondition,
 )
-from ..samplers.tokens.edit_settings import LARGEST_FREEDOM
+from ..samplers.tokens.settings import LARGEST_FREEDOM
 from .schema import SEED_LIMIT, STRANGE, describe
 from .sent import PRESETS
 

@@ -19,7 +19,7 @@ from ..networks.llama import Positions, cache_bytes
 from ..networks.precision import is_finite
 from ..networks.torch_state import in_own_state
 from ..samplers.settings import Settings, knob
-from ..samplers.tokens.distribution import gumbel_max
+from ..samplers.tokens.sampling import gumbel_max
 from ..samplers.tokens.settings import TokenSampling
 from ..samplers.tokens.token_noise import TokenNoise
 from .families import families

@@ -31,8 +31,8 @@ from ..samplers.conditioning import (
 )
 from ..samplers.engine import finish
 from ..samplers.settings import settings_from
-from ..samplers.tokens.edit_settings import EditSettings
 from ..samplers.tokens.features import features_of
+from ..samplers.tokens.settings import EditSettings
 from ..samplers.tokens.tar import TarPrompted, TarPromptSettings, tar_prompt
 from ..samplers.tokens.token_noise import TokenNoise
 from .batches import in_parts

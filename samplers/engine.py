@@ -305,6 +305,7 @@ def run_passes(
     look: Look,
     draw: Draw,
     yield_step: Callable[[int], Iterator[Step]] | None = None,
+    passes_before: int = 0,
 ) -> Iterator[Step]:
     """Run the passes of a plan one after another, and yield a step after each pass. The caller must disable gradients.
 
@@ -314,10 +315,11 @@ def run_passes(
         look, draw: see the top of this file.
         yield_step: takes the number of passes so far, and returns the steps to yield; None for
             :meth:`Canvas.yield_step`.
+        passes_before: number of passes that have run before those of the plan.
     """
     yield_step = yield_step or canvas.yield_step
     looking, drawing = canvas.phases
-    for done, (k, cells) in enumerate(plan.items(), 1):
+    for done, (k, cells) in enumerate(plan.items(), passes_before + 1):
         with canvas.clock.phase(looking):
             z = look(k, cells)
         with canvas.clock.phase(drawing):

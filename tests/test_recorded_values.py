@@ -25,7 +25,6 @@ from fastar_nodes.samplers.mar.lazy.schedule import computed_ratios
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from fastar_nodes.samplers.settings import Settings, knobs
-from fastar_nodes.samplers.tokens import defaults
 from fastar_nodes.samplers.tokens import settings as token_settings
 from fastar_nodes.samplers.tokens.tar import TarPromptSettings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
@@ -105,7 +104,7 @@ def others() -> dict[str, Any]:
         "hues": maps.hues(np.arange(1, 9)).tolist(),
         "outcomes": {str(k): v for k, v in maps.OUTCOMES.items()},
         "attention heads": {**heads, "ta_tok": siglip.HEADS},
-        "published guidance": [defaults._PUBLISHED, [[*k, v] for k, v in defaults._PUBLISHED_PAR.items()]],
+        "published guidance": [token_settings._PUBLISHED, [[*k, v] for k, v in token_settings._PUBLISHED_PAR.items()]],
     }
 
 

@@ -26,9 +26,8 @@ from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.cache_slots import serial_slots
 from ...samplers.tokens.canvas import token_canvas
-from ...samplers.tokens.device_table import DeviceTable
 from ...samplers.tokens.llamagen import llamagen
-from ...samplers.tokens.looks import CachedTransformer
+from ...samplers.tokens.looks import CachedTransformer, DeviceTable
 from ...samplers.tokens.prepare import prepare
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import LlamaGenSettings, TokenSettings

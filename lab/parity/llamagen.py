@@ -21,10 +21,9 @@ from ...samplers.engine import finish
 from ...samplers.tokens.cache_slots import serial_slots
 from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.decode import decode_schedule
-from ...samplers.tokens.device_table import DeviceTable
-from ...samplers.tokens.distribution import allowed
-from ...samplers.tokens.looks import CachedTransformer
+from ...samplers.tokens.looks import CachedTransformer, DeviceTable
 from ...samplers.tokens.par import par_groups, par_schedule
+from ...samplers.tokens.sampling import allowed
 from ...samplers.tokens.schedule import Schedule, raster
 from ...samplers.tokens.settings import TokenSettings
 from ...samplers.tokens.token_noise import TokenNoise

@@ -24,8 +24,8 @@ from ...samplers.conditioning import CodeCondition, FeatureCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.decode import decode_schedule
-from ...samplers.tokens.distribution import allowed
 from ...samplers.tokens.features import features_of
+from ...samplers.tokens.sampling import allowed
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes

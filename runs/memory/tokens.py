@@ -14,12 +14,12 @@ from ...networks.ops import unpacking_bytes
 from ...networks.tar import TarModel
 from ...samplers.conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
 from ...samplers.tokens.cache_slots import serial_slots, window_slots
-from ...samplers.tokens.defaults import sampling_of
 from ...samplers.tokens.jacobi import padded_row_count
 from ...samplers.tokens.mulosd.acceptance import nearest_codes_bytes
 from ...samplers.tokens.mulosd.verification import cells_at_once
 from ...samplers.tokens.prepare import prompt_ids
 from ...samplers.tokens.schedule import Schedule, raster
+from ...samplers.tokens.settings import sampling_of
 from ...samplers.tokens.tar import DETAILS, TarPromptSettings
 from . import SAMPLING, weights_by_part
 

@@ -2,17 +2,14 @@
 
 The files in reading order:
 
-- ``settings.py``, ``defaults.py``, ``edit_settings.py``: what a user can set, and the published values;
+- ``settings.py``: what a user can set, and the published values;
 - ``checks.py``, ``features.py``, ``prepare.py``: check that model, settings and condition fit together, convert
   semantic codes to features, and pack the condition into tensors;
 - ``canvas.py``: the canvas, which holds the tokens of a run's images;
-- ``schedule.py``: which cells each pass decides, and which tokens it feeds;
-- ``schedule_table.py``: the fed rows and the cells of all passes of a schedule, in arrays;
+- ``schedule.py``: which cells each pass decides, and which tokens it feeds; the same facts in arrays;
 - ``cache_slots.py``: which slot of the KV cache holds each fed token;
-- ``device_table.py``: the fed tokens and their slots, in tensors on the device;
-- ``looks.py``: the transformer with its KV cache;
-- ``token_noise.py``, ``distribution.py``, ``sampling.py``: from the transformer's output to tokens;
-- ``first_pass.py``: the prefill, which decides the first cells;
+- ``token_noise.py``, ``sampling.py``: from the transformer's output to tokens;
+- ``looks.py``: the transformer with its KV cache; the prefill, which decides the first cells, and the later passes;
 - ``jacobi.py``, ``jacobi_window.py``: several passes in one call of the transformer;
 - ``decode.py``: runs any schedule that is known before the first pass;
 - ``llamagen.py``, ``zipar.py``, ``par.py``, ``tar.py`` (Tar's first stage): the samplers with such a schedule;

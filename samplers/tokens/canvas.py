@@ -17,9 +17,8 @@ from ...reports.record import Clock
 from ..conditioning import AnyCondition, ImagePromptCondition
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, start_report
-from .defaults import sampling_of
 from .prepare import PreparedCondition, prepare
-from .settings import TokenSampling, TokenSettings
+from .settings import TokenSampling, TokenSettings, sampling_of
 from .token_noise import TokenNoise
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from ...errors import UserError
 from ...networks.llama import TokenModel
-from .defaults import sampling_of
-from .settings import TokenSettings
+from .settings import TokenSettings, sampling_of
 
 
 def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:

@@ -22,10 +22,8 @@ from ..editing import Edit
 from ..engine import Sampler, run_passes
 from .cache_slots import serial_slots
 from .canvas import TokenCanvas, token_canvas
-from .device_table import later_passes_on_device
-from .first_pass import run_first_pass
 from .jacobi import decode_in_windows, padded_row_count
-from .looks import CachedTransformer, ScheduleLook, last_guided_pass
+from .looks import CachedTransformer, ScheduleLook, last_guided_pass, later_passes_on_device, run_first_pass
 from .prepare import PreparedCondition
 from .sampling import TokenDraw, guided_passes
 from .schedule import Schedule
@@ -126,7 +124,5 @@ def _decode_pass_by_pass(
     yield from canvas.yield_step(1)
 
     # 2. The other passes.
-    yield from run_passes(
-        canvas, later_passes, look, draw.of_schedule(schedule), lambda done: canvas.yield_step(1 + done)
-    )
+    yield from run_passes(canvas, later_passes, look, draw.of_schedule(schedule), passes_before=1)
     return canvas.finish()

@@ -39,13 +39,10 @@ from ...reports.record import dtype_of
 from ..engine import Sampler
 from .cache_slots import window_slots
 from .canvas import TokenCanvas
-from .device_table import DeviceTable
-from .first_pass import run_first_pass
 from .jacobi_window import Window, WindowGuidance
-from .looks import CachedTransformer, chosen_rows
+from .looks import CachedTransformer, DeviceTable, chosen_rows, run_first_pass
 from .sampling import TokenDraw, guided_passes
-from .schedule import Schedule
-from .schedule_table import schedule_table
+from .schedule import Schedule, schedule_table
 
 # On a CPU, a window saves little or no time for a batch of at least this many images.
 _CPU_BATCH = 4

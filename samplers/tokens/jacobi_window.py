@@ -17,11 +17,9 @@ from ...networks.torch_state import to_device
 from ...reports.record import ACCEPTED, PLAIN
 from ..engine import Verdict
 from .canvas import TokenCanvas
-from .device_table import DeviceTable, FedRows
-from .looks import last_guided_pass
+from .looks import DeviceTable, FedRows, last_guided_pass
 from .sampling import Guidance
-from .schedule import Schedule
-from .schedule_table import ScheduleTable, schedule_table
+from .schedule import Schedule, ScheduleTable, schedule_table
 
 
 class WindowCells(NamedTuple):

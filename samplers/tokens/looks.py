@@ -1,7 +1,15 @@
-"""The transformer of a token model with its KV cache, and the look that runs the passes of a schedule.
+"""The transformer of a token model with its KV cache, and the looks that run the passes of a schedule.
 
-:class:`CachedTransformer` feeds tokens. :class:`ScheduleLook` is a *look* (``engine.py``): it runs the transformer in
-each pass after the prefill. ``device_table.py`` has the fed rows of each pass.
+The file has, in this order:
+
+1. :class:`FedRows`: what one call of the transformer feeds;
+2. :class:`CachedTransformer`: the transformer, which feeds these rows, and its cache;
+3. :func:`run_first_pass`: the first pass of a schedule, the *prefill*, in which the transformer reads the condition and
+   predicts the first cells;
+4. :class:`ScheduleLook`: the *look* (``engine.py``) of the later passes; :func:`later_passes_on_device` is their plan;
+5. :class:`DeviceTable`: the fed rows of each pass, in tensors on the device. ``schedule.py`` states which tokens a pass
+   feeds, and ``cache_slots.py`` states which cache slots hold the keys and values of these tokens;
+6. two small functions, about guided passes and about hidden rows.
 
 Shapes: B images with L cells each; R batch rows, one for each image in each branch of guidance; m fed rows. A *hidden
 row* is the transformer's output for a fed row: C numbers.
@@ -10,16 +18,36 @@ row* is the transformer's output for a fed row: C numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...networks.llama import Cache
-from .cache_slots import serial_slots
+from ...networks.torch_state import to_device
+from .cache_slots import ALWAYS, NEVER, CacheSlots, serial_slots
 from .canvas import TokenCanvas
-from .device_table import DeviceTable, FedRows
 from .prepare import PreparedCondition
-from .schedule import Schedule
+from .sampling import TokenDraw
+from .schedule import Schedule, schedule_table
+
+
+class FedRows(NamedTuple):
+    """The m fed rows of one call of the transformer. The tensors are int64 [m], or [B, m] if the images have different
+    rows. ``cache_slot`` and ``cache_end`` count from the first slot of the cache; the first slots belong to the
+    condition.
+    """
+
+    cell: Tensor  # cells whose tokens are fed
+    position: Tensor  # positions at which the tokens are fed
+    cache_slot: Tensor  # slots to which the rows write their keys and values
+    cache_end: int  # the rows attend only to slots below this slot
+    # bool [..., m, cache_end], True where a row attends to a slot; None: the rows attend to all slots below cache_end.
+    mask: Tensor | None = None
+    # Index of PAR's transition token; -1 for a row that feeds a cell's token. None if the schedule has no transition
+    # tokens.
+    transition_token: Tensor | None = None
 
 
 class CachedTransformer:
@@ -58,7 +86,7 @@ class CachedTransformer:
         """
         report = self.canvas.report
         condition = self.condition
-        branches = self._branch_count(null)
+        branches = self.conditional_branches + int(null)
 
         # 1. The condition rows, and the embeddings of the image's tokens.
         rows = condition.prefix(self.net, null)
@@ -93,7 +121,7 @@ class CachedTransformer:
             x = torch.where(fed.transition_token[..., None] >= 0, transition, x)
 
         # 2. The same fed rows for all branches.
-        branches = self._branch_count(null)
+        branches = self.conditional_branches + int(null)
         position, cache_slot, mask = fed.position, fed.cache_slot, fed.mask
         if branches > 1:
             x = x.repeat(branches, 1, 1)
@@ -106,10 +134,6 @@ class CachedTransformer:
         self.canvas.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
         return self.net.feed(x, position, cache_slot, self.cache, fed.cache_end, mask, rows=self.padded_to)
 
-    def _branch_count(self, null: bool) -> int:
-        """Number of branches that a pass runs. ``null``: whether the null branch runs too."""
-        return self.conditional_branches + 1 if null else self.conditional_branches
-
     def keep(self, remaining: Tensor, images: int) -> None:
         """Keep only some images in the cache, in all branches that the cache holds.
 
@@ -121,8 +145,31 @@ class CachedTransformer:
         self.cache.keep(torch.cat([remaining + branch * images for branch in range(branches)]))
 
 
+def run_first_pass(
+    canvas: TokenCanvas, transformer: CachedTransformer, draw: TokenDraw, schedule: Schedule, slots: int, null: bool
+) -> None:
+    """Run the prefill, and decide the cells of the first pass of a schedule. The hidden row of the condition's last
+    token predicts all these cells.
+
+    Args:
+        canvas: the images to generate.
+        transformer: gets a cache with ``slots`` image slots.
+        draw: samples the tokens.
+        schedule: a schedule without known cells.
+        slots: number of image slots of the cache.
+        null: whether the transformer also reads the null condition. If False, no later pass can feed the null branch.
+    """
+    looking, drawing = canvas.phases
+    cells = to_device(np.array(schedule.passes[0].cells, np.int64), canvas.device)
+    with canvas.clock.phase(looking):
+        hidden = transformer.prefill(null, slots)
+    with canvas.clock.phase(drawing):
+        tokens = draw.of_schedule(schedule)(0, cells, hidden.expand(-1, len(cells), -1))
+    canvas.decide(cells, tokens, 0)
+
+
 class ScheduleLook:
-    """Runs all passes of a schedule except the first. :func:`.first_pass.run_first_pass` runs the first pass.
+    """Runs all passes of a schedule except the first. :func:`run_first_pass` runs the first pass.
 
     Args:
         transformer: its cache holds the condition, and the known cells of the schedule except the last.
@@ -141,6 +188,92 @@ class ScheduleLook:
         fed, predicted_by = self.table.pass_rows(k)
         hidden = self.transformer.feed(self.transformer.canvas.values, fed, self.reads_null[k])
         return hidden[:, predicted_by]
+
+
+def later_passes_on_device(schedule: Schedule, device: torch.device) -> dict[int, Tensor]:
+    """The plan for :func:`.engine.run_passes` of the passes after the first one: for each pass, the cells that it
+    decides, int64 [n] on the device.
+    """
+    table = schedule_table(schedule)
+    cells = to_device(torch.from_numpy(table.cells[:-1]), device)
+    plan = dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))
+    del plan[0]
+    return plan
+
+
+class DeviceTable:
+    """The :class:`.ScheduleTable` of a schedule and its :class:`.CacheSlots`, on a device. The cache begins with
+    ``prefix`` slots of the condition, and all fed rows attend to these slots.
+
+    Attributes:
+        table, slots: the :class:`.ScheduleTable` and the :class:`.CacheSlots`, on the host.
+        fed_cell: for each fed row, the cell whose token is fed.
+        transition_token: for each fed row, the index of PAR's transition token, or -1; None if the schedule feeds no
+            transition tokens.
+        position: for each fed row, the position at which the token is fed.
+        cache_slot: for each fed row, the slot that it writes, counted from the first slot of the cache.
+        last_visible: for each fed row, the last place to which the row attends.
+        row_pass: for each fed row, the pass that feeds it.
+        row_in_pass: for each cell, the index of the row that predicts the cell, counted from the pass's first row.
+        place: for each slot of the cache, the place that the slot holds; -1 for the condition's slots.
+        written: for each slot, the first pass in which the slot is visible.
+        replaced: for each slot, the first pass in which a different slot holds the place of this slot.
+    """
+
+    def __init__(self, schedule: Schedule, slots: CacheSlots, prefix: int, device: torch.device):
+        table = schedule_table(schedule)
+        self.table = table
+        self.slots = slots
+        self.prefix = prefix
+
+        self.fed_cell = to_device(table.fed_cell, device)
+        self.transition_token = to_device(table.transition_token, device) if table.transition_token.max() >= 0 else None
+        self.position = to_device(table.position, device)
+        self.cache_slot = to_device(slots.of_row + prefix, device)
+        self.last_visible = to_device(table.last_visible, device)
+        self.row_pass = to_device(table.row_pass, device)
+
+        self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
+
+        # The condition's slots come first. Their place is -1, before all other places, and they are present in all
+        # passes. Every row therefore attends to the condition's slots.
+        self.place = to_device(np.concatenate([np.full(prefix, -1), slots.place]), device)
+        self.written = to_device(np.concatenate([np.full(prefix, ALWAYS), slots.written]), device)
+        self.replaced = to_device(np.concatenate([np.full(prefix, NEVER), slots.replaced]), device)
+
+    def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
+        """The fed rows of pass k, and the indices of the fed rows that predict the n cells of the pass, int64 [n]. The
+        slots must be :func:`.serial_slots`. The host does not wait for the device.
+        """
+        table = self.table
+        rows = slice(table.row_start[k], table.row_start[k + 1])
+        cells = slice(table.cell_start[k], table.cell_start[k + 1])
+        fed = self.rows_at(rows, int(self.slots.end[k]), bool(self.slots.needs_mask[k]))
+        return fed, self.row_in_pass[cells]
+
+    def rows_at(self, index: slice | Tensor, end: int, needs_mask: bool = True) -> FedRows:
+        """The fed rows at an ``index`` in the table: a slice, or int64 [...]. Each row attends only to the condition's
+        slots and to image slots below ``end``. If ``needs_mask`` is False, each row attends to all of these slots.
+        """
+        cache_end = self.prefix + end
+        return FedRows(
+            cell=self.fed_cell[index],
+            position=self.position[index],
+            cache_slot=self.cache_slot[index],
+            cache_end=cache_end,
+            mask=self.mask(index, cache_end) if needs_mask else None,
+            transition_token=None if self.transition_token is None else self.transition_token[index],
+        )
+
+    def mask(self, index: slice | Tensor, cache_end: int) -> Tensor:
+        """The attention mask of the fed rows at an ``index`` (see :meth:`rows_at`), bool [..., cache_end]: True where a
+        row attends to a slot. A padding row attends to the condition only.
+        """
+        last_visible = self.last_visible[index][..., None]
+        k = self.row_pass[index][..., None]
+        is_visible = self.place[:cache_end] <= last_visible
+        is_present = (self.written[:cache_end] <= k) & (k < self.replaced[:cache_end])
+        return is_visible & is_present
 
 
 def last_guided_pass(guided: Sequence[bool]) -> int:

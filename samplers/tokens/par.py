@@ -28,7 +28,6 @@ from ..engine import Sampler
 from ..settings import Removed, knob
 from .checks import expect_raster
 from .decode import decode_settings
-from .defaults import sampling_of
 from .schedule import FedRow, Pass, Schedule, guidance_steps, next_token_passes
 from .settings import (
     PARALLEL_PASSES,
@@ -37,6 +36,7 @@ from .settings import (
     cfg_knob,
     entropy_temperature_knob,
     parallel_knob,
+    sampling_of,
     top_k_knob,
     why_only_one_per_pass,
 )

@@ -1,4 +1,14 @@
-"""Settings of the samplers of discrete tokens. ``samplers/settings.py`` explains the metadata of a field."""
+"""Settings of the samplers of discrete tokens, and the published values that replace None.
+
+The file has, in this order:
+
+1. settings that several samplers have, as functions: each sampler calls them with texts of its own;
+2. :class:`TokenSettings`: the settings that all samplers have;
+3. the settings of LlamaGen, and of image editing with Janus-4o. The other samplers have their settings in their files;
+4. :func:`sampling_of`, from the settings to a :class:`TokenSampling`: how the tokens of one model are sampled.
+
+``samplers/settings.py`` explains the metadata of a field.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +16,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import UserError
 from ...networks.llama import TokenModel
 from ...reports.record import Report
-from ..settings import Guarantees, knob
+from ..conditioning import USUAL_FREEDOM
+from ..settings import Guarantees, Settings, knob
 from .schedule import Schedule, raster
 
 # In each field: first the default and the tooltip, then the range.
@@ -72,7 +84,7 @@ def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "in fp32
 
 
 def entropy_temperature_knob(what: str) -> Any:
-    """The setting *entropy_temperature*, see :func:`.distribution.entropy_factor`. ``what``: what the sampler samples,
+    """The setting *entropy_temperature*, see :func:`.sampling.entropy_factor`. ``what``: what the sampler samples,
     "token" or "code".
     """
     return knob(0.0,
@@ -142,25 +154,6 @@ class TokenSettings(Guarantees):
         return raster(model.grid)
 
 
-@dataclass(frozen=True)
-class TokenSampling:
-    """How the tokens of one model are sampled: the values of :class:`TokenSettings`, but the model's published values
-    replace None; see :func:`.sampling_of`. The defaults sample from the model's own distribution, without guidance.
-    """
-
-    cfg: float = 1.0  # guidance scale; at 1, there is no guidance
-    temperature: float = 1.0  # at 0, the sampler takes the likeliest value
-    top_k: int = 0  # 0 allows all values
-    top_p: float = 1.0  # 1 allows all values
-    cfg_interval: float = math.inf  # the last cfg_step with guidance, see Pass; infinite: guidance never ends
-    entropy_temperature: float = 0.0  # at 0, all tokens have the same temperature
-
-    @property
-    def uses_guidance(self) -> bool:
-        """Whether guidance is on. The transformer then also reads the null condition."""
-        return self.cfg > 1
-
-
 # ------------------------------------------------------------ LlamaGen
 
 
@@ -182,3 +175,90 @@ class LlamaGenSettings(TokenSettings):
 
     def no_gain(self, report: Report) -> str:
         return why_only_one_per_pass(report) if self.parallel > 1 else ""
+
+
+# ------------------------------------------------------------ image editing
+
+LARGEST_FREEDOM = 10.0
+
+
+@dataclass(frozen=True)
+class EditSettings(Settings):
+    """Settings of image editing with Janus-4o."""
+
+    freedom: float = knob(USUAL_FREEDOM,
+        "How freely the model may change the image; at a higher value, the pixels change more, and only the content of "
+        "the image is kept. Usual: 5, as published; at 0, the result stays closest to the pixels, and a third of the "
+        "work is saved.",
+        low=0.0, high=LARGEST_FREEDOM, step=0.1, symbol="w",
+        more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "
+            "guidance runs the model on three versions of the condition, and weights the outputs. The first version "
+            "has the content and the VQ tokens of the image (weight 1). The second version has only the content "
+            "(weight *freedom*). Guidance moves the result away from the third version, which is empty. *cfg* of the "
+            "sampler sets the strength of guidance; the published value is 5.")
+
+
+# fmt: on
+# ------------------------------------------------------------ from settings to sampling: published values
+
+
+@dataclass(frozen=True)
+class TokenSampling:
+    """How the tokens of one model are sampled: the values of :class:`TokenSettings`, but the model's published values
+    replace None; see :func:`sampling_of`. The defaults sample from the model's own distribution, without guidance.
+    """
+
+    cfg: float = 1.0  # guidance scale; at 1, there is no guidance
+    temperature: float = 1.0  # at 0, the sampler takes the likeliest value
+    top_k: int = 0  # 0 allows all values
+    top_p: float = 1.0  # 1 allows all values
+    cfg_interval: float = math.inf  # the last cfg_step with guidance, see Pass; infinite: guidance never ends
+    entropy_temperature: float = 0.0  # at 0, all tokens have the same temperature
+
+    @property
+    def uses_guidance(self) -> bool:
+        """Whether guidance is on. The transformer then also reads the null condition."""
+        return self.cfg > 1
+
+
+# Published cfg and top_k for each kind of condition: LlamaGen's values for classes and text, Tar's for features, and
+# Janus' for prompts. A top_k of 0 allows all values of a token.
+_PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "prompt": (5.0, 0)}
+# PAR's published cfg for each network width and number of regions (XL-4x, XXL-4x, 3B-4x, 3B-16x). PAR's top_k is 0.
+_PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}
+
+
+def published(model: TokenModel) -> dict[str, Any]:
+    """Published "cfg" and "top_k" of a model. The values of a published PAR model depend on its width and its number of
+    regions. The values of any other model depend on its kind of condition. If the model was trained without a null
+    class, "cfg" is 1, so guidance is off.
+    """
+    c = model.net.config
+    cfg, top_k = _PUBLISHED[c.condition]
+    if (c.dim, c.regions) in _PUBLISHED_PAR:
+        cfg = _PUBLISHED_PAR[c.dim, c.regions]
+        top_k = 0
+    if not c.null:
+        cfg = 1.0
+    return {"cfg": cfg, "top_k": top_k}
+
+
+def sampling_of(settings: TokenSettings, model: TokenModel) -> TokenSampling:
+    """How a model's tokens are sampled with these settings. The model's published values replace None.
+
+    Raises:
+        UserError: the settings need guidance, but the model was trained without a null class.
+    """
+    published_values = published(model)
+    cfg = published_values["cfg"] if settings.cfg is None else settings.cfg
+    if cfg > 1 and not model.net.config.null:
+        raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; set cfg to 1.")
+
+    return TokenSampling(
+        cfg=cfg,
+        temperature=settings.temperature,
+        top_k=published_values["top_k"] if settings.top_k is None else settings.top_k,
+        top_p=settings.top_p,
+        cfg_interval=math.inf if settings.cfg_interval is None else settings.cfg_interval,
+        entropy_temperature=settings.entropy_temperature,
+    )

@@ -11,8 +11,8 @@ import torch
 from fastar_nodes.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
 from fastar_nodes.samplers.tokens.cache_slots import window_slots
-from fastar_nodes.samplers.tokens.device_table import DeviceTable
-from fastar_nodes.samplers.tokens.schedule_table import schedule_table
+from fastar_nodes.samplers.tokens.looks import DeviceTable
+from fastar_nodes.samplers.tokens.schedule import schedule_table
 from token_numbers import gumbel_of
 from torch import Tensor
 

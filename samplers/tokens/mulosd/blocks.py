@@ -19,14 +19,12 @@ from ...conditioning import AnyCondition
 from ...engine import Step, run_passes
 from ..cache_slots import serial_slots, window_slots
 from ..canvas import TokenCanvas, blank_tokens
-from ..defaults import sampling_of
-from ..device_table import later_passes_on_device
-from ..first_pass import run_first_pass
 from ..jacobi import MayLeave, jacobi_calls
-from ..looks import CachedTransformer, ScheduleLook
+from ..looks import CachedTransformer, ScheduleLook, later_passes_on_device, run_first_pass
 from ..prepare import prepare
 from ..sampling import TokenDraw
 from ..schedule import Schedule, next_token_passes
+from ..settings import sampling_of
 from ..zipar import row_groups
 from .settings import MuLoSDSettings
 from .upsampling import UpSampling

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....errors import UserError
 from ....networks.llama import TokenModel
 from ..checks import expect_raster
-from ..defaults import sampling_of
+from ..settings import sampling_of
 from .settings import MuLoSDSettings
 
 

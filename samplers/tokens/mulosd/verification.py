@@ -22,11 +22,9 @@ from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED
 from ...engine import Verdict
 from ..canvas import TokenCanvas
-from ..device_table import FedRows
-from ..distribution import tempered
-from ..looks import CachedTransformer, chosen_rows
+from ..looks import CachedTransformer, FedRows, chosen_rows
 from ..prepare import PreparedCondition
-from ..sampling import TokenDraw, guidance_at
+from ..sampling import TokenDraw, guidance_at, tempered
 from .acceptance import pooled, reject_all_but_share
 from .blocks import Block, progress_of_repair
 from .islands import Repair

@@ -14,11 +14,10 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens import jacobi as module
 from fastar_nodes.samplers.tokens import jacobi_window, sampling
 from fastar_nodes.samplers.tokens.canvas import token_canvas
-from fastar_nodes.samplers.tokens.distribution import gumbel_max
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.looks import CachedTransformer
 from fastar_nodes.samplers.tokens.par import par_schedule
-from fastar_nodes.samplers.tokens.sampling import TokenDraw
+from fastar_nodes.samplers.tokens.sampling import TokenDraw, gumbel_max
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.tar import TarPromptSettings, tar_prompt

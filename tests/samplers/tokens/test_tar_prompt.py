@@ -15,11 +15,10 @@ from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.networks.tar import TarModel
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.distribution import penalised
 from fastar_nodes.samplers.tokens.features import features_of
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.prepare import prepare
-from fastar_nodes.samplers.tokens.sampling import DrawSetup, tokens_from_logits
+from fastar_nodes.samplers.tokens.sampling import DrawSetup, penalised, tokens_from_logits
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TokenSampling
 from fastar_nodes.samplers.tokens.tar import DETAILS, TarPromptSettings, tar_prompt
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise

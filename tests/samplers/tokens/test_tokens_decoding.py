@@ -14,11 +14,10 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens import par as par_module
 from fastar_nodes.samplers.tokens.cache_slots import serial_slots
-from fastar_nodes.samplers.tokens.defaults import published, sampling_of
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL, PARSettings, ablation_schedule, par, par_schedule
 from fastar_nodes.samplers.tokens.schedule import raster
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, published, sampling_of
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings, zipar, zipar_schedule
 from small_settings import TOKENS

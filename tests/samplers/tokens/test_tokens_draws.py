@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fastar_nodes.samplers.tokens.distribution import allowed, entropy_factor, gumbel_max, tempered
+from fastar_nodes.samplers.tokens.sampling import allowed, entropy_factor, gumbel_max, tempered
 from fastar_nodes.samplers.tokens.settings import TokenSampling
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from hypothesis import given, settings

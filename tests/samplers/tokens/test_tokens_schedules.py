@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.samplers.tokens.cache_slots import serial_slots, window_slots
-from fastar_nodes.samplers.tokens.device_table import DeviceTable
+from fastar_nodes.samplers.tokens.looks import DeviceTable
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
-from fastar_nodes.samplers.tokens.schedule import FedRow, Pass, Schedule, _stand_in, raster
-from fastar_nodes.samplers.tokens.schedule_table import schedule_table
+from fastar_nodes.samplers.tokens.schedule import FedRow, Pass, Schedule, _stand_in, raster, schedule_table
 from fastar_nodes.samplers.tokens.zipar import row_groups, zipar_schedule
 from hypothesis import given
 from hypothesis import strategies as st
