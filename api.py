@@ -60,10 +60,10 @@ from .samplers.noise import PairedNoise as PairedNoise
 from .samplers.tokens.features import features_of as features_of
 from .samplers.tokens.llamagen import llamagen as llamagen
 from .samplers.tokens.mulosd import mulosd as mulosd
+from .samplers.tokens.mulosd.drafting import LatentUpSampling as LatentUpSampling
+from .samplers.tokens.mulosd.drafting import PixelUpSampling as PixelUpSampling
+from .samplers.tokens.mulosd.drafting import UpSampling as UpSampling
 from .samplers.tokens.mulosd.settings import MuLoSDSettings as MuLoSDSettings
-from .samplers.tokens.mulosd.upsampling import LatentUpSampling as LatentUpSampling
-from .samplers.tokens.mulosd.upsampling import PixelUpSampling as PixelUpSampling
-from .samplers.tokens.mulosd.upsampling import UpSampling as UpSampling
 from .samplers.tokens.par import PARSettings as PARSettings
 from .samplers.tokens.par import par as par
 from .samplers.tokens.settings import LlamaGenSettings as LlamaGenSettings

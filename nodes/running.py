@@ -50,8 +50,8 @@ from ..samplers.conditioning import (
     expect_null_prompt,
 )
 from ..samplers.settings import in_words, knobs
-from ..samplers.tokens.mulosd.checks import grid_ratio
-from ..samplers.tokens.mulosd.upsampling import LatentUpSampling, PixelUpSampling, UpSampling
+from ..samplers.tokens.mulosd import grid_ratio
+from ..samplers.tokens.mulosd.drafting import LatentUpSampling, PixelUpSampling, UpSampling
 from . import graph, host
 from .caches import checked_cache
 from .host.loaded import Loaded, to_device

@@ -18,7 +18,7 @@ from ..runs.choice import choose, parse_choice
 from ..runs.labels import unknown_words
 from ..runs.loading import LATENT_SAMPLERS
 from ..runs.registry import find
-from ..samplers.tokens.mulosd.upsampling import BICUBIC
+from ..samplers.tokens.mulosd.drafting import BICUBIC
 from . import host
 from .host.images import to_image
 from .running import ModelFirst, expect_pair, reported, run_choice, texts_of

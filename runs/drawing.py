@@ -24,7 +24,7 @@ from ..samplers.editing import Edit
 from ..samplers.engine import Sampler, Step
 from ..samplers.mar.lazy import lazy_transformer
 from ..samplers.mar.lazy.settings import CacheSettings
-from ..samplers.tokens.mulosd.upsampling import UpSampling
+from ..samplers.tokens.mulosd.drafting import UpSampling
 from .batches import expect_little_noise, in_parts, run_beginning
 from .families import Family
 from .loading import Ready

@@ -46,8 +46,8 @@ from ..samplers.conditioning import (
     TextCondition,
 )
 from ..samplers.settings import knobs, settings_from
-from ..samplers.tokens.mulosd.checks import grid_ratio
-from ..samplers.tokens.mulosd.upsampling import BICUBIC, LatentUpSampling, PixelUpSampling, UpSampling
+from ..samplers.tokens.mulosd import grid_ratio
+from ..samplers.tokens.mulosd.drafting import BICUBIC, LatentUpSampling, PixelUpSampling, UpSampling
 from ..samplers.tokens.tar import TarPromptSettings
 from .choice import ModelFacts
 from .families import Family

@@ -24,8 +24,8 @@ from ..samplers.mar.mar import mar
 from ..samplers.mar.settings import MARBase, MARSettings
 from ..samplers.tokens.llamagen import check as check_llamagen
 from ..samplers.tokens.llamagen import llamagen
+from ..samplers.tokens.mulosd import check as check_mulosd
 from ..samplers.tokens.mulosd import mulosd
-from ..samplers.tokens.mulosd.checks import check as check_mulosd
 from ..samplers.tokens.mulosd.settings import MuLoSDSettings
 from ..samplers.tokens.par import PARSettings, par
 from ..samplers.tokens.par import check as check_par

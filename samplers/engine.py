@@ -86,7 +86,7 @@ class Step:
     # Progress: ``done`` of ``total``. Most samplers count passes, called AR steps in MAR. In FastHybrid, the images may
     # be at different AR steps, so ``done`` is the mean over the images, rounded down. BitDance counts calls of the
     # diffusion head. tokens/jacobi.py counts the cells whose values are final, in the image with the fewest such cells.
-    # MuLo-SD counts each cell twice, see progress_of_draft in tokens/mulosd/blocks.py.
+    # MuLo-SD counts each cell twice, see progress_of_draft in tokens/mulosd/drafting.py.
     done: int
     total: int
     report: Report  # the report of the run, with the counts so far

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ...samplers.tokens.mulosd import islands as geometry
-from ...samplers.tokens.mulosd.acceptance import nearest_codes
-from ...samplers.tokens.mulosd.waves import waves_of_islands
+from ...samplers.tokens.mulosd.verification import nearest_codes
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, relative
 
 GEOMETRY, NEIGHBOURS = "mulosd_geometry.json", "lantern_neighbours.safetensors"
@@ -42,7 +41,7 @@ def _grid(case: dict[str, Any]) -> Iterator[Check]:
     region = geometry.expand(down, case["l"])
     islands = geometry.find_islands(region)
     yield exact(torch.from_numpy(region.ravel().nonzero()[0]), torch.tensor(case["R_X"], dtype=torch.int64))
-    waves = waves_of_islands(islands, reach=case["window"] or case["W"])
+    waves = geometry.waves_of_islands(islands, reach=case["window"] or case["W"])
     parts = (islands, 1, case["islands"]), (waves, 0, case["waves"])
 
     for computed, first, expected in parts:

@@ -28,7 +28,7 @@ from ...runs.registry import ALGORITHM, Entry, find
 from ...samplers.conditioning import AnyCondition, ClassCondition
 from ...samplers.engine import finish
 from ...samplers.settings import settings_from
-from ...samplers.tokens.mulosd.upsampling import BICUBIC
+from ...samplers.tokens.mulosd.drafting import BICUBIC
 from ...sweeps.keys import cell_key, cell_name, digest
 from ...sweeps.plan import Combination
 from .folder import host

@@ -41,7 +41,7 @@ from ...samplers.conditioning import AnyCondition, ClassCondition, FeatureCondit
 from ...samplers.engine import finish
 from ...samplers.mar.cspd import densities
 from ...samplers.tokens import mulosd
-from ...samplers.tokens.mulosd.upsampling import PixelUpSampling
+from ...samplers.tokens.mulosd.drafting import PixelUpSampling
 from ..training.initialise import initialise_hybrid, initialise_llama, initialise_mar
 from .operations import PRODUCTS, countable
 from .sizes import AROUND, random_words

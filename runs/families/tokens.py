@@ -12,7 +12,7 @@ from ...networks.llama import TokenModel
 from ...samplers.conditioning import AnyCondition
 from ...samplers.editing import Edit
 from ...samplers.tokens.canvas import tokens_to_regenerate
-from ...samplers.tokens.mulosd.checks import check_pair, grid_ratio
+from ...samplers.tokens.mulosd import check_pair, grid_ratio
 from ...samplers.tokens.mulosd.settings import MuLoSDSettings
 from ...samplers.tokens.settings import published
 from ...samplers.tokens.token_noise import TokenNoise

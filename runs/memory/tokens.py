@@ -15,8 +15,7 @@ from ...networks.tar import TarModel
 from ...samplers.conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
 from ...samplers.tokens.cache_slots import serial_slots, window_slots
 from ...samplers.tokens.jacobi import padded_row_count
-from ...samplers.tokens.mulosd.acceptance import nearest_codes_bytes
-from ...samplers.tokens.mulosd.verification import cells_at_once
+from ...samplers.tokens.mulosd.verification import cells_at_once, nearest_codes_bytes
 from ...samplers.tokens.prepare import prompt_ids
 from ...samplers.tokens.schedule import Schedule, raster
 from ...samplers.tokens.settings import sampling_of

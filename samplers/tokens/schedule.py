@@ -28,8 +28,8 @@ equal, except for stand-ins and in a PAR::
     of cell c, in a PAR                    c       c          in PAR's order     the place
     PAR's transition token                 none    none       in PAR's order     the place
 
-Only in MuLo-SD may a schedule decide just a part of the grid, a block of grid rows (``mulosd/blocks.py``). All cells of
-earlier blocks are *known*: they are decided before the schedule begins, and all of them except the last are in the
+Only in MuLo-SD may a schedule decide just a part of the grid, a block of grid rows (``mulosd/drafting.py``). All cells
+of earlier blocks are *known*: they are decided before the schedule begins, and all of them except the last are in the
 cache. If there are known cells, no prefill is needed, so the first pass is empty. If the token of a known cell may have
 changed since the cell was fed, the cell is *fed again*.
 

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from fastar_nodes.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.networks.latent_samplers import LatentSamplers, LatentSamplersConfig, LatentSamplersModel
-from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
+from fastar_nodes.samplers.tokens.mulosd.drafting import PixelUpSampling
 
 CODES = 23
 

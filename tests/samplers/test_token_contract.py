@@ -13,8 +13,8 @@ from fastar_nodes.runs.registry import TAR as TAR_FAMILY
 from fastar_nodes.samplers.conditioning import ClassCondition, TextCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.settings import knobs
+from fastar_nodes.samplers.tokens.mulosd.drafting import PixelUpSampling
 from fastar_nodes.samplers.tokens.mulosd.settings import ONE_BY_ONE, SUFFIX
-from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL
 from fastar_nodes.samplers.tokens.tar import TarPromptSettings, tar_prompt
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise

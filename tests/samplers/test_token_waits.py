@@ -49,4 +49,4 @@ def test_mulosd_waits_for_its_rejections_and_for_the_check_of_pixels():
     windows = by_file.pop("jacobi_window.py")
     # The window behind the first step is in the setup.
     assert windows <= tokens.whole(MULOSD)[1].report.counts["draft_passes"]
-    assert by_file == {"verification.py": 3, "upsampling.py": 3 + 2}
+    assert by_file == {"verification.py": 3, "drafting.py": 3 + 2}

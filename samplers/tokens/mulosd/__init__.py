@@ -5,18 +5,20 @@ of *cells*, one token each. MuLo-SD generates it in *blocks* of several grid row
 stages:
 
 1. The draft model M_q generates grid rows of a small image, whose side is 1/r of the target's side. These rows cover
-   the block. M_q follows ZipAR's order or, with *draft_window* 0, raster order (``blocks.py``).
-2. The up-sampler U_r enlarges these grid rows to the target's grid (``upsampling.py``).
+   the block. M_q follows ZipAR's order or, with *draft_window* 0, raster order (``drafting.py``).
+2. The up-sampler U_r enlarges these grid rows to the target's grid (``drafting.py``).
 3. One pass of the target M_p gives p_i, the distribution of each token i. The *pooled* probability of a draft token is
    the sum of p_i over the token's code and the nearest neighbours of this code. If the sum is below tau, the draft
    token is rejected. If *acceptance_target* is above 0, this share of the draft tokens is accepted, whatever tau is.
-   R_T is the set of rejected cells (``verification.py`` and ``acceptance.py``).
+   R_T is the set of rejected cells (``verification.py``).
 4. R_T is expanded by a radius l, but not to cells before the first rejected cell. The result, R_X, consists of separate
    *islands* (``islands.py``).
 5. The target resamples all islands in parallel, in *waves*. A wave is a set of cells that are resampled together
-   (``waves.py``).
+   (``islands.py``).
 6. The block is final. If grid rows are left, the down-sampler D_r reduces the block, and the draft model continues from
    the reduced rows.
+
+This file has the sampler, and then its checks.
 
 There is no public code. Where the paper leaves a choice open, FastAR decides as follows:
 
@@ -38,9 +40,9 @@ grid rows of a block; n = h G cells of a block.
 
 The host waits for the device
 
-- before the first pass, to compare the codebook with the codebook of an earlier run (``acceptance.py``);
+- before the first pass, to compare the codebook with the codebook of an earlier run (``verification.py``);
 - once per cycle, to read the map of rejected cells, because this map determines how many passes follow;
-- whenever it checks that the tokenizer's pixels are finite (``upsampling.py``);
+- whenever it checks that the tokenizer's pixels are finite (``drafting.py``);
 - with *draft_parallel* above 1, after every call of the draft model.
 """
 
@@ -49,22 +51,22 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ....errors import UserError
 from ....networks.llama import TokenModel
 from ....networks.torch_state import in_own_state
 from ...conditioning import AnyCondition
 from ...engine import Sampler, remark_draft
 from ..canvas import TokenCanvas, token_canvas
+from ..checks import expect_raster
 from ..decode import decode_schedule
 from ..prepare import PreparedCondition
 from ..schedule import raster
+from ..settings import sampling_of
 from ..token_noise import TokenNoise
-from .acceptance import codebook_neighbours
-from .blocks import BlockDrafter, blocks_of, enlarge_draft, reduce_result
-from .checks import check, check_pair, grid_ratio
+from .drafting import BlockDrafter, UpSampling, blocks_of, enlarge_draft, reduce_result
 from .islands import Repair, islands_of_all, repair_of
 from .settings import MuLoSDSettings
-from .upsampling import UpSampling
-from .verification import BlockVerifier
+from .verification import BlockVerifier, codebook_neighbours
 
 
 @in_own_state
@@ -85,7 +87,7 @@ def mulosd(
             :func:`samplers.tokens.llamagen.llamagen`. Both models read the condition.
         settings: see :class:`MuLoSDSettings`.
         draft: a model for the same codes. The side of its grid is 1/r of the target's, where r is an integer above 1.
-        up_sampler: enlarges the draft and reduces the result, with the tokenizer of both models; see ``upsampling.py``.
+        up_sampler: enlarges the draft and reduces the result, with the tokenizer of both models; see ``drafting.py``.
 
     Yields :class:`Step` after every pass of either model. While a block is drafted, a step shows the draft's codes.
     Each code is repeated over the cells that it covers.
@@ -165,3 +167,65 @@ def _without_draft(canvas: TokenCanvas, condition: PreparedCondition) -> Sampler
     step = result.report.maps["step"]
     result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
     return result
+
+
+# ------------------------------------------------------------ checks, before anything is loaded or computed
+
+
+def check(target: TokenModel, settings: MuLoSDSettings) -> None:
+    """Check the settings for a target model.
+
+    Raises:
+        UserError: so many neighbours that nothing can be rejected, or guidance with a model that was trained without a
+            null class.
+    """
+    sampling_of(settings, target)
+
+    codes = target.net.config.vocab
+    nearest = settings.neighbours_among(codes)
+    if nearest >= codes - 1:
+        raise UserError(
+            f"neighbours: with {nearest} neighbours, every one of the {codes} codes would count as similar, so no "
+            f"draft could be rejected; choose at most {codes - 2}."
+        )
+
+
+def check_pair(target: TokenModel, draft: TokenModel, *, codes: int, sampler: str) -> None:
+    """Check that two models generate codes of the same tokenizer, in raster order.
+
+    ``codes``: the number of the tokenizer's codes; ``sampler``: the sampler's title, for the message.
+
+    Raises:
+        UserError: a PAR, a Janus, or a model whose number of codes is not ``codes``.
+    """
+    why_no_janus = f"{sampler} drafts with a model for smaller images, and there is no such Janus"
+    expect_raster(sampler, target, draft, why_no_janus=why_no_janus)
+    of_target = target.net.config.vocab
+    of_draft = draft.net.config.vocab
+    if of_draft != of_target:
+        raise UserError(
+            f"draft: {draft.name} has {of_draft} codes, but {target.name} has {of_target}; choose two models that use "
+            "the same VQ tokenizer."
+        )
+
+    if of_target != codes:
+        raise UserError(
+            f"decoder: this VQ tokenizer has {codes} codes, but {target.name} has {of_target}; choose the VQ tokenizer "
+            "that the model was trained with."
+        )
+
+
+def grid_ratio(target: TokenModel, draft: TokenModel) -> int:
+    """Return r, the side of the target's grid divided by the side of the draft's grid.
+
+    Raises:
+        UserError: r is not an integer above 1.
+    """
+    ratio, rest = divmod(target.grid, draft.grid)
+    if rest or ratio < 2:
+        raise UserError(
+            f"draft: {draft.name} generates {draft.grid} x {draft.grid} tokens, but {target.name} generates "
+            f"{target.grid} x {target.grid}; choose a draft model whose images have a half, a third or a quarter of "
+            "the target's side."
+        )
+    return ratio

@@ -1,13 +1,19 @@
-"""MuLo-SD's local repair: from the rejected cells R_T to the *islands* of cells that the target resamples.
+"""MuLo-SD's local repair: from the rejected cells R_T to the cells that the target resamples, and in which pass.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). The method expands
-R_T by a radius to the region R_X. The islands are the separate parts of R_X: its 8-connected components, CC_8(R_X).
-``waves.py`` divides the islands into *waves*: a wave is a set of cells that the target resamples together.
+R_T by a radius to the region R_X. The *islands* are the separate parts of R_X: its 8-connected components, CC_8(R_X).
+The target resamples all islands at the same time, each in raster order or with ZipAR's window (``zipar.py``). A *wave*
+is the set of cells that one pass resamples. The file has, in this order:
+
+1. :class:`Repair`, and :func:`repair_of`, which makes it: the region, its islands, and the wave of each cell;
+2. from R_T to R_X (:func:`expand`, or :func:`suffix`), and from R_X to the islands (:func:`find_islands`);
+3. :func:`waves_of_islands`, from the islands to the wave of each cell;
+4. :func:`waves_of_block`, from these to each :class:`Wave`: its cells, and the tokens that its pass feeds.
 
 The host computes everything in this file. The host needs the map of rejected cells in any case, because the number of
 waves determines how many passes follow. A grid is so small that a GPU would not be faster.
 
-Shapes: B images; h x w cells of a block. A block is the grid rows that the target verifies together.
+Shapes: B images; h x w = n cells of a block. A block is the grid rows that the target verifies together.
 """
 
 from __future__ import annotations
@@ -21,7 +27,6 @@ import torch.nn.functional as F
 
 from ....reports.record import ACCEPTED, EXPANDED, REJECTED
 from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
-from .waves import waves_of_islands
 
 
 class Repair(NamedTuple):
@@ -79,6 +84,9 @@ def islands_of_all(repairs: Sequence[Repair]) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
+# ------------------------------------------------------------ the region and its islands
+
+
 def suffix(rejected: np.ndarray) -> np.ndarray:
     """The first rejected cell in raster order and all cells after it, bool [B, h, w]. ``rejected``: R_T, bool
     [B, h, w].
@@ -125,3 +133,199 @@ def find_islands(region: np.ndarray) -> np.ndarray:
     first_cell = (cells - greatest).flatten(1).long().clamp(max=cells - 1)
     number = is_first.cumsum(1).gather(1, first_cell)
     return (number.view(region.shape) * inside).int().numpy()
+
+
+# ------------------------------------------------------------ the waves of the islands
+
+
+def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
+    """The index of the wave that resamples each cell, int32 [B, h, w], from 0; -1 outside the islands.
+
+    A cell is in the first wave after the waves of all cells for which it waits, or in wave 0 if it waits for none. It
+    waits for two kinds of cells in its island. The first kind is to its left, in the same grid row. The second kind is
+    in the grid rows above, in columns up to the cell's own column + ``reach`` - 1. For example, if one island (x) has
+    these cells, and ``reach`` is 2::
+
+        island     wave
+        x x x .    0  1  2 -1
+        x . x x    2 -1  3  4
+
+    The first cell of the second row waits for the cells above it in the columns 0 and 1, whose waves are 0 and 1.
+
+    The device waits for this function, so it computes the waves of a whole grid row at once, for all islands of all
+    images. For 4 images of 32 x 32 cells, it takes less than 0.01 s; a loop over the cells takes up to 0.05 s.
+
+    Args:
+        island_of_cell: number of each cell's island, int32 [B, h, w], from :func:`find_islands`.
+        reach: at least 1. If it is w or more, the order is raster order. If it is lower, it is ZipAR's window.
+    """
+    image, grid_row, column = np.nonzero(island_of_cell)
+    wave_of_cell = np.full(island_of_cell.shape, -1, np.int32)
+    if not len(image):
+        return wave_of_cell
+
+    images, height, width = island_of_cell.shape
+    most_islands = int(island_of_cell.max())  # the largest number of islands in an image
+    island = image * most_islands + island_of_cell[image, grid_row, column] - 1
+
+    # Go from the top grid row to the bottom grid row. latest_so_far[i, c] is the latest wave of island i in the rows
+    # above, in columns up to c; -1 if the island has no cells there.
+    latest_so_far = np.full((images * most_islands, width), -1, np.int32)
+    for y in range(height):
+        in_row = grid_row == y
+        if not in_row.any():
+            continue
+
+        # 1. The islands that have cells in this row, and which cells of the row belong to each of them.
+        present, index_in_present = np.unique(island[in_row], return_inverse=True)
+        column_in_row = column[in_row]
+        belongs = np.zeros((len(present), width), bool)
+        belongs[index_in_present, column_in_row] = True
+
+        # 2. The waves of these cells.
+        row_waves = _waves_of_row(belongs, latest_so_far[present], reach)
+        wave_of_cell[image[in_row], y, column_in_row] = row_waves[index_in_present, column_in_row]
+
+        # 3. Add this row to the rows above the next row.
+        latest = np.maximum.accumulate(np.where(belongs, row_waves, -1), axis=1)
+        latest_so_far[present] = np.maximum(latest_so_far[present], latest)
+    return wave_of_cell
+
+
+def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) -> np.ndarray:
+    """The waves of the cells of one grid row in K islands, int32 [K, width]. If a cell is not in an island, the entry
+    of this cell and island is arbitrary.
+
+    The cells of an island in the row are numbered from 0, left to right. If no cell waited for the rows above, the
+    waves would be these numbers. But a cell also has an *earliest* wave: 1 + the latest wave of the cells in the rows
+    above for which it waits. The cell's *delay* is how much its earliest wave is above its number. A delay also delays
+    all cells to the right, because each of them waits for the cell before it. So the wave of a cell is its number + the
+    largest delay so far.
+
+    In this example, an island (x) has no cell in the second column. Its cell 1 has to wait until wave 5, 4 waves later
+    than its number, so cell 2 is also 4 waves later than its number, in wave 6::
+
+        belongs          x  .  x  x
+        number           0     1  2
+        earliest         2     5  5
+        delay            2     4  3
+        largest so far   2     4  4
+        wave             2     5  6
+
+    Args:
+        belongs: bool [K, width], whether each cell of the row belongs to each island.
+        latest_so_far: int32 [K, width]; column c holds the latest wave of each island in the rows above, in columns up
+            to c.
+        reach: see :func:`waves_of_islands`.
+    """
+    width = belongs.shape[1]
+    number = np.cumsum(belongs, axis=1, dtype=np.int32) - 1
+
+    last_column_above = np.minimum(np.arange(width) + reach - 1, width - 1)  # a cell waits for cells above up to here
+    earliest = 1 + latest_so_far[:, last_column_above]
+
+    # An earliest wave is at least 0, and a number is less than the width, so all delays are above -width.
+    delay = np.where(belongs, earliest - number, -width)
+    largest_delay_so_far = np.maximum.accumulate(delay, axis=1)
+    return number + largest_delay_so_far
+
+
+# ------------------------------------------------------------ the pass of each wave
+
+
+class Wave(NamedTuple):
+    """A wave of a block, and the tokens that its pass feeds. All cells are counted from the first cell of the block.
+    Most arrays are int64. If an image has fewer entries than other images, its entries end with padding.
+    """
+
+    cells: np.ndarray  # cells to resample, [B, a]; n, the number of cells of the block, for padding
+    outcome: np.ndarray  # outcomes of the draft tokens of ``cells``, uint8 [B, a]; 0 for padding
+    # For each cell to resample, the index of the hidden row that predicts it, [B, a]; 0 for padding. The hidden rows
+    # belong to ``fed``. In wave 0, they are the n rows of the pass that verified the block: row i predicts cell i.
+    predicted_by: np.ndarray
+    fed: np.ndarray  # cells whose tokens are fed, [B, m]; n for padding. Wave 0 feeds none: m is 0
+    end: int  # the first cell after all fed cells; fed tokens attend only to cells before it
+
+
+def waves_of_block(wave_of_cell: np.ndarray, outcome_of_cell: np.ndarray) -> list[Wave]:
+    """The waves of a block, from wave 0. There is always a wave 0, even if it has no cells.
+
+    Wave 0 feeds nothing, because the pass that verified the block has already predicted all cells of the block. In this
+    example, one island covers a block of 3 x 3 cells, and ``reach`` is 1::
+
+        cells    wave of each    wave  resamples  feeds  which predict
+        0 1 2    0 1 2           0     0          -      -
+        3 4 5    1 2 3           1     1 3        0 2    1 3
+        6 7 8    2 3 4           2     2 4 6      1 3 5  2 4 6
+                                 3     5 7        2 4 6  - 5 7
+                                 4     8          5 7    - 8
+
+    In wave 3, cell 2 predicts no cell (-). It is fed because wave 2 has resampled it, and the cache still holds the
+    keys and values of its draft token.
+
+    Args:
+        wave_of_cell: int [B, n], the wave of each cell; -1 for a cell that is not resampled. The first cell of the
+            block waits for no cell, so it is in no later wave than wave 0. The cell before it is therefore never fed.
+        outcome_of_cell: uint8 [B, n], the outcome of each draft token.
+    """
+    n = wave_of_cell.shape[1]
+    padded_outcome = np.pad(outcome_of_cell, ((0, 0), (0, 1)))  # [B, n + 1]; the entry n, for padding, is 0
+
+    cells = left_aligned(wave_of_cell == 0)
+    outcome = np.take_along_axis(padded_outcome, cells, axis=1)
+    nothing = np.empty((len(cells), 0), np.int64)
+    waves = [Wave(cells, outcome, predicted_by=np.where(cells < n, cells, 0), fed=nothing, end=0)]
+
+    for k in range(1, int(wave_of_cell.max(initial=0)) + 1):
+        resampled = wave_of_cell == k
+        cells = left_aligned(resampled)
+        outcome = np.take_along_axis(padded_outcome, cells, axis=1)
+        is_fed = fed_cells(resampled, resampled_before=wave_of_cell == k - 1)
+        end = int(is_fed.any(axis=0).nonzero()[0].max()) + 1
+        waves.append(Wave(cells, outcome, predicting_index(cells, is_fed), left_aligned(is_fed), end))
+    return waves
+
+
+def fed_cells(resampled: np.ndarray, resampled_before: np.ndarray) -> np.ndarray:
+    """The cells that the pass of a later wave feeds, bool [B, n]: the cell before each cell of the wave, and the cells
+    of the previous wave.
+
+    The last cell of the block is not fed, because it predicts a cell outside the block. Nothing is fed for an image
+    without a cell in this wave. ``resampled``, ``resampled_before``: bool [B, n], the cells of this wave and of the
+    previous wave.
+    """
+    is_in_wave = resampled.any(axis=1, keepdims=True)
+    is_fed = np.zeros_like(resampled)
+    is_fed[:, :-1] = is_in_wave & (resampled[:, 1:] | resampled_before[:, :-1])
+    return is_fed
+
+
+def predicting_index(cells: np.ndarray, is_fed: np.ndarray) -> np.ndarray:
+    """For each cell to resample, the index among the fed cells of the cell before it, int64 [B, a]; 0 for padding.
+
+    For example, in wave 3 of :func:`waves_of_block`, cells 5 and 7 have the indices 1 and 2::
+
+        cell                  0  1  2  3  4  5  6  7  8
+        is_fed                .  .  x  .  x  .  x  .  .
+        index if it is fed          0     1     2
+        predicts              1  2  3  4  5  6  7  8
+
+    Args:
+        cells: the cells to resample, int64 [B, a]; n for padding. The cell before each of them is fed.
+        is_fed: the fed cells, bool [B, n], from :func:`fed_cells`.
+    """
+    index_among_fed = is_fed.cumsum(axis=1) - 1  # valid at the fed cells
+
+    is_padding = cells == is_fed.shape[1]
+    cell_before = np.where(is_padding, 0, cells - 1)
+    return np.where(is_padding, 0, np.take_along_axis(index_among_fed, cell_before, axis=1))
+
+
+def left_aligned(chosen: np.ndarray) -> np.ndarray:
+    """The cells that are ``chosen`` in each image, in raster order, int64 [B, c]. ``chosen``: bool [B, n]. c is the
+    largest number of chosen cells in an image. For an image with fewer chosen cells, padding follows: n.
+    """
+    n = chosen.shape[1]
+    counts = chosen.sum(axis=1, keepdims=True)
+    cells = np.argsort(~chosen, axis=1, kind="stable")[:, : counts.max()]
+    return np.where(np.arange(cells.shape[1]) < counts, cells, n)

@@ -18,7 +18,7 @@ ONE_BY_ONE = "one by one"
 LOCAL = "local"
 SUFFIX = "suffix"
 
-# Number of neighbours in LANTERN (see acceptance.py), and number of codes in LANTERN's codebook. For a codebook of a
+# Number of neighbours in LANTERN (see verification.py), and number of codes in LANTERN's codebook. For a codebook of a
 # different size, the default number of neighbours is the same share of its codes.
 PUBLISHED_NEIGHBOURS = 1000
 PUBLISHED_CODES = 16384

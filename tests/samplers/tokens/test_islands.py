@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.networks.autoencoder import Codebook
-from fastar_nodes.samplers.tokens.mulosd import acceptance as judge
 from fastar_nodes.samplers.tokens.mulosd import islands as geometry
-from fastar_nodes.samplers.tokens.mulosd.waves import waves_of_islands
+from fastar_nodes.samplers.tokens.mulosd import verification as judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -30,7 +29,7 @@ radii, windows = st.integers(0, 4), st.none() | st.integers(1, 10)
 def test_equals_plain_loops_image_by_image(down, radius, window):
     region = geometry.expand(down, radius)
     numbered = geometry.find_islands(region)
-    wave = waves_of_islands(numbered, reach=window or down.shape[2])
+    wave = geometry.waves_of_islands(numbered, reach=window or down.shape[2])
     behind = geometry.suffix(down)
     assert region.dtype == behind.dtype == bool and numbered.dtype == wave.dtype == np.int32
     for i in range(len(down)):
@@ -46,13 +45,13 @@ def test_equals_plain_loops_image_by_image(down, radius, window):
 def test_without_a_window_an_island_is_in_order_and_islands_go_on_together():
     """What the text of resample_window says of 0."""
     numbered = np.array([[[1, 1, 0, 2], [1, 1, 0, 2]]])
-    assert waves_of_islands(numbered, reach=4).tolist() == [[[0, 1, -1, 0], [2, 3, -1, 1]]]
+    assert geometry.waves_of_islands(numbered, reach=4).tolist() == [[[0, 1, -1, 0], [2, 3, -1, 1]]]
 
 
 def test_a_window_lets_the_next_row_start_early():
     """The example of waves_of_islands."""
     numbered = np.array([[[1, 1, 1, 0], [1, 0, 1, 1]]], np.int32)
-    assert waves_of_islands(numbered, reach=2).tolist() == [[[0, 1, 2, -1], [2, -1, 3, 4]]]
+    assert geometry.waves_of_islands(numbered, reach=2).tolist() == [[[0, 1, 2, -1], [2, -1, 3, 4]]]
 
 
 def test_a_long_winding_island_is_one():

@@ -11,7 +11,7 @@ from fastar_nodes.runs.memory import tokens as memory
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.mulosd.checks import check_pair
+from fastar_nodes.samplers.tokens.mulosd import check_pair
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from janus_files import tiny_janus
 

@@ -9,8 +9,8 @@ from fastar_nodes.networks.latent_samplers import LatentSamplers, LatentSamplers
 from fastar_nodes.networks.ops import TORCH
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.mulosd import mulosd
+from fastar_nodes.samplers.tokens.mulosd.drafting import LatentUpSampling
 from fastar_nodes.samplers.tokens.mulosd.settings import MuLoSDSettings
-from fastar_nodes.samplers.tokens.mulosd.upsampling import LatentUpSampling
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from test_token_contract import LARGE, SMALL
 from tiny_tokens import CODES, VQ, tiny_latent_samplers, tiny_vq
@@ -86,7 +86,7 @@ def test_they_fit_one_codebook_and_one_ratio():
 @pytest.mark.parametrize(("room", "parts"), [(36, 5), (72, 3), (1 << 16, 1)])
 def test_as_many_images_are_enlarged_at_once_as_fit(monkeypatch, room, parts):
     """An image of 6 x 6 cells, or one that is enlarged to it."""
-    monkeypatch.setattr("fastar_nodes.samplers.tokens.mulosd.upsampling._CELLS_AT_ONCE", room)
+    monkeypatch.setattr("fastar_nodes.samplers.tokens.mulosd.drafting._CELLS_AT_ONCE", room)
     calls = []
 
     def counted(network):

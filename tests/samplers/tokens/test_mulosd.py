@@ -13,12 +13,10 @@ from fastar_nodes.reports.maps import token_map
 from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.mulosd import acceptance, mulosd, verification
 from fastar_nodes.samplers.tokens.mulosd import islands as geometry
-from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
+from fastar_nodes.samplers.tokens.mulosd import mulosd, verification
+from fastar_nodes.samplers.tokens.mulosd.drafting import PixelUpSampling, draft_schedule
 from fastar_nodes.samplers.tokens.mulosd.settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
-from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
-from fastar_nodes.samplers.tokens.mulosd.waves import waves_of_block, waves_of_islands
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
@@ -97,7 +95,7 @@ def plain_repair(model, condition, chosen, draws, drafts, above=None) -> tuple[t
     net, grid = model.net, model.grid
     above = drafts[:, :0] if above is None else above
     first, last = above.shape[1], above.shape[1] + drafts.shape[1]
-    table = acceptance.nearest_codes(VQ.net.quantize.unit(), chosen.neighbours_among(CODES))
+    table = verification.nearest_codes(VQ.net.quantize.unit(), chosen.neighbours_among(CODES))
     gumbel = gumbel_of(draws, "token", torch.arange(model.tokens), CODES)
     out, rejections, lengths = [], [], []
     for image in range(len(condition)):
@@ -306,7 +304,7 @@ def test_the_share_of_a_block_counts_the_tokens_before_it():
     pool = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
     for before, kept in ((0, 2), (1, 3), (2, 3), (3, 2), (5, 3)):
         # round(0.5 (before + 5)) - round(0.5 before), where halves are rounded to even numbers.
-        assert (~acceptance.reject_all_but_share(pool, 0.5, None, before)).sum() == kept, before
+        assert (~verification.reject_all_but_share(pool, 0.5, None, before)).sum() == kept, before
 
 
 def test_tau_and_neighbours_move_acceptance_as_said():
@@ -445,10 +443,10 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
     down = np.array(data.draw(st.lists(st.booleans(), min_size=images * rows * width, max_size=images * rows * width)))
     region = geometry.expand(down.reshape(images, rows, width), 1)
     window = data.draw(st.none() | st.integers(1, 3))
-    wave = waves_of_islands(geometry.find_islands(region), window or width).reshape(images, -1)
+    wave = geometry.waves_of_islands(geometry.find_islands(region), window or width).reshape(images, -1)
     count = rows * width
     outcome = np.arange(1, wave.size + 1, dtype=np.uint8).reshape(wave.shape)  # a different one for each cell
-    first, *later = waves_of_block(wave, outcome)
+    first, *later = geometry.waves_of_block(wave, outcome)
     drawn = [[c for c in row if c < count] for row in first.cells.tolist()]
     assert drawn == [np.flatnonzero(row == 0).tolist() for row in wave], "the first wave, in raster order"
     assert np.array_equal(first.predicted_by, np.where(first.cells < count, first.cells, 0)) and not first.fed.size
@@ -467,7 +465,7 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
             drawn[image] += cells
     for image in range(images):
         assert sorted(drawn[image]) == np.flatnonzero(wave[image] >= 0).tolist()
-    (nothing,) = waves_of_block(np.full((2, 4), -1, np.int32), np.zeros((2, 4), np.uint8))
+    (nothing,) = geometry.waves_of_block(np.full((2, 4), -1, np.int32), np.zeros((2, 4), np.uint8))
     assert nothing.cells.shape == nothing.outcome.shape == nothing.predicted_by.shape == (2, 0)
 
 
@@ -553,7 +551,7 @@ def test_reduction_averages_codes_that_share_an_area():
 @pytest.mark.parametrize(("room", "images", "parts"), [(1152, 4, [2, 2]), (1152, 5, [2, 2, 1]), (1, 3, [1, 1, 1])])
 def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images, parts):
     """An image of 6 x 6 codes of 4 x 4 pixels, or one that is enlarged to it, takes 576 pixels."""
-    monkeypatch.setattr("fastar_nodes.samplers.tokens.mulosd.upsampling._PIXELS_AT_ONCE", room)
+    monkeypatch.setattr("fastar_nodes.samplers.tokens.mulosd.drafting._PIXELS_AT_ONCE", room)
     vq, sampling = pixels()
     down = sampling.down(torch.arange(images * 36).view(images, 6, 6) % 3, 2)
     up = sampling.up(torch.arange(images * 9).view(images, 3, 3) % 3, 2)

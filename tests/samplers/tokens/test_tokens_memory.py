@@ -11,8 +11,8 @@ from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.memory.tokens import estimate
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.tokens.mulosd.drafting import PixelUpSampling
 from fastar_nodes.samplers.tokens.mulosd.settings import MuLoSDSettings
-from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.par import ADJACENT, PARSettings
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings

@@ -11,7 +11,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.features import features_of
-from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
+from fastar_nodes.samplers.tokens.mulosd.drafting import PixelUpSampling
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from stepping import stepped
 from tiny_tokens import VQ

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fastar_nodes.samplers.tokens.cache_slots import serial_slots, window_slots
 from fastar_nodes.samplers.tokens.looks import DeviceTable
-from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
+from fastar_nodes.samplers.tokens.mulosd.drafting import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import FedRow, Pass, Schedule, _stand_in, raster, schedule_table
 from fastar_nodes.samplers.tokens.zipar import row_groups, zipar_schedule
