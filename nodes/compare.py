@@ -26,7 +26,7 @@ from . import graph, host
 from .host.images import to_image
 from .metadata import write_reports
 from .preview import result_shown
-from .schema import HIDDEN, REPORT, expect_image, output, schema, widgets
+from .schema import HIDDEN, REPORT, expect_image, output, schema, validity, widgets
 from .sockets import expect_own
 
 PAIRS = 8  # image and report sockets of Compare
@@ -35,6 +35,8 @@ LONGEST_LABEL = 200  # characters
 # Pixels of a token map's side, which follows the backdrop's width.
 LEAST_MAP = 384
 LARGEST_MAP = 1024
+# Token maps of workflows that were saved earlier, and what they are now.
+_OLD_MAPS = {"drafted": "outcome"}
 _REPORTED = "a sampler's report"
 # Settings at whose 0 a method is the plain one, which has just its name.
 _OFF_AT_0 = ("parallel", "speculation")
@@ -442,11 +444,10 @@ class TokenMapSettings(Settings):
         "CSpD or MuLo-SD rejected are vermilion. Two kinds of drafts are orange: drafts that FastHybrid resampled, "
         "and accepted drafts that MuLo-SD resampled because a draft near them was rejected. Tokens without a draft "
         "are dark grey. In inpainting, tokens that stay unchanged are nearly black.\n  - *accepted*, *redone* "
-        "(resampled), *rejected*: only the tokens with this outcome have a colour.\n  - *drafted*: drafts that are "
-        "not verified yet. At the end of a run, there are no such drafts.\n  - *cached*: number of AR steps in which "
-        "the sampler took the token from LazyMAR's cache, from dark blue (fewest) to yellow (most).\n  - *tokens per "
-        "step*: number of tokens that were decided in the same step or pass, from dark blue (fewest) to yellow "
-        "(most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, each with its own colour and "
+        "(resampled), *rejected*: only the tokens with this outcome have a colour.\n  - *cached*: number of AR steps "
+        "in which the sampler took the token from LazyMAR's cache, from dark blue (fewest) to yellow (most).\n  - "
+        "*tokens per step*: number of tokens that were decided in the same step or pass, from dark blue (fewest) to "
+        "yellow (most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, each with its own colour and "
         "number.\n  - *waves* (MuLo-SD): within each island, the pass in which the token was resampled, from dark "
         "blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): accepted drafts that were resampled because a "
         "draft near them was rejected.",
@@ -458,6 +459,11 @@ class TokenMapSettings(Settings):
         high=1.0,
         step=0.05,
     )
+
+
+def _current_map(what: Any) -> Any:
+    """The choice of Token Map that replaces a removed choice; any other value unchanged."""
+    return _OLD_MAPS.get(str(what), what)
 
 
 class TokenMap(io.ComfyNode):
@@ -490,8 +496,17 @@ class TokenMap(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, what: Any = None) -> bool | str:
+        """Naming an input here replaces ComfyUI's comparison with the menu, which does not show the maps of older
+        workflows.
+        """
+        return validity(lambda name: TokenMapSettings(what=_current_map(name)), what, "what")
+
+    @classmethod
     @in_own_state
     def execute(cls, report: Any, image: Any = None, **values: Any) -> io.NodeOutput:
+        if "what" in values:
+            values["what"] = _current_map(values["what"])
         settings = settings_from(TokenMapSettings, values)
         checked = expect_own(report, Report, "report", _REPORTED)
 

@@ -14,13 +14,12 @@ import numpy as np
 
 from ..errors import UserError, amount
 from .drawing import PAD, Canvas, Colour, Ink, Size, line_height, resize, text_width
-from .record import ACCEPTED, CACHED, DRAFTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
+from .record import ACCEPTED, CACHED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
 
 # Outcome value to name and colour.
 OUTCOMES: dict[int, tuple[str, Colour]] = {
     ACCEPTED: ("accepted", (0, 114, 178)),
     REDONE: ("redone", (230, 159, 0)),
-    DRAFTED: ("drafted", (86, 180, 233)),
     REJECTED: ("rejected", (213, 94, 0)),
     EXPANDED: ("expanded", (230, 159, 0)),  # same colour as redone: both are resampled, and no report has both
     CACHED: ("cached", (168, 168, 168)),
@@ -174,8 +173,9 @@ def _colour_ramp(grid: np.ndarray, low: int, high: int) -> _Coloured:
 def _colour_outcomes(what: str, grid: np.ndarray, low: int, high: int) -> _Coloured:
     """Colours [h, w, 3], weights [h, w] and legend of an outcome map [h, w].
 
-    Other outcomes than ``what`` are dimmed.
+    Other outcomes than ``what`` are dimmed. A value without a name, such as 3 of earlier versions, is drawn as plain.
     """
+    grid = np.where(np.isin(grid, list(OUTCOMES)), grid, PLAIN)
     colours = np.zeros((*grid.shape, 3), np.uint8)
     weight = np.ones(grid.shape)
     legend = []
@@ -372,13 +372,13 @@ _KINDS = {
     "order": _Kind("step", ends=_of_steps, write=_write_steps),
     "cached": _Kind("cached", ends=lambda low, high: (f"cached {low} times", f"{high}")),
     "rejected": _outcome("rejected"),
-    "drafted": _outcome("drafted"),
     "tokens per step": _Kind("step", ends=lambda low, high: (f"{low} at a time", f"{high}"), values=_tokens_per_step),
     "islands": _Kind("islands", _colour_islands, write=_write_islands),
     "waves": _Kind("waves", ends=_of_waves),
     "expanded": _outcome("expanded"),
 }
-# Maps that token_map draws, in menu order. Append only: saved graphs refer to these names.
+# Maps that token_map draws, in menu order. Append only: saved graphs refer to these names. Token Map converts a name
+# that was removed, see nodes/compare.py.
 WHAT = tuple(_KINDS)
 
 

@@ -22,7 +22,7 @@ from ...errors import UserError
 from ...reports.drawing import Ink
 from ...reports.grid import compare_grid
 from ...reports.maps import OUTCOMES, token_map
-from ...reports.record import ACCEPTED, DRAFTED, PLAIN
+from ...reports.record import ACCEPTED, PLAIN
 from ...reports.timelapse import FPS, time_lapse
 from ...runs.drawing import decode
 from ...runs.registry import first_names
@@ -35,6 +35,7 @@ BANNER = ROOT / "docs" / "banner.png"
 ANIMATION = ROOT / "docs" / "time_lapse.webp"
 ANIMATION_WIDTH = 480
 SEED, MAP, WIDTH, QUALITY = 7, 512, 580, 55
+_SKY_BLUE = (86, 180, 233)  # of the icon, from the palette of the token maps
 # The token maps on the help page of a sampler; of the others where each token was decided.
 MAPS = {
     "mar": ("fixed at step", "order"),
@@ -144,19 +145,20 @@ def _frames(template: Template, race: dict[str, Any]) -> np.ndarray:
 
 
 def icon(side: int = 256) -> Image.Image:
-    """A grid of 8 x 8 tokens in which accepted and drafted ones form two arrow heads."""
-    outcome = np.full((8, 8), PLAIN)
+    """A grid of 8 x 8 tokens in which blue and sky-blue ones form two arrow heads."""
+    colours = np.full((8, 8, 3), OUTCOMES[PLAIN][1], np.uint8)
     for row in range(8):
         tip = min(row, 7 - row)
-        outcome[row, tip : tip + 2], outcome[row, tip + 3 : tip + 5] = ACCEPTED, DRAFTED
+        colours[row, tip : tip + 2] = OUTCOMES[ACCEPTED][1]
+        colours[row, tip + 3 : tip + 5] = _SKY_BLUE
 
     step, gap = side // 8, side // 64
     out = Image.new("RGB", (side, side), Ink.BACKGROUND)
     pen = ImageDraw.Draw(out)
 
-    for (y, x), what in np.ndenumerate(outcome):
+    for y, x in np.ndindex(8, 8):
         box = (x * step + gap, y * step + gap, (x + 1) * step - gap - 1, (y + 1) * step - gap - 1)
-        pen.rounded_rectangle(box, 2 * gap, fill=OUTCOMES[int(what)][1])
+        pen.rounded_rectangle(box, 2 * gap, fill=tuple(colours[y, x].tolist()))
 
     return out
 

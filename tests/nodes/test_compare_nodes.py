@@ -96,12 +96,23 @@ def test_token_map_and_a_report():
     with pytest.raises(UserError, match="^opacity: "):
         compare.TokenMap.execute(report=record, what="outcome", opacity=float("nan"))
     assert compare.ReportToText.execute(report=record, format="csv").result[0].startswith("sampler,")
-    for what in ("rejected", "drafted"):
-        assert compare.TokenMap.execute(report=record, what=what, opacity=1.0).result[0].shape[0] == 2
+    rejected = compare.TokenMap.execute(report=record, what="rejected", opacity=1.0).result[0]
+    assert rejected.shape[0] == 2
     with pytest.raises(UserError, match="^what: .*no map for 'cached'"):
         compare.TokenMap.execute(report=record, what="cached", opacity=1.0)
     with pytest.raises(UserError, match="^report: "):
         compare.ReportToText.execute(report={"x": 1}, format="csv")
+
+
+def test_workflows_that_were_saved_with_drafted_show_all_outcomes():
+    record = a_report("fasthybrid")
+    record.maps["outcome"] = np.ones((1, 4, 4), np.uint8)
+    old, new = (compare.TokenMap.execute(report=record, what=what).result[0] for what in ("drafted", "outcome"))
+    assert torch.equal(old, new)
+
+    assert compare.TokenMap.validate_inputs(what="drafted") is True
+    assert compare.TokenMap.validate_inputs(what="outcome") is compare.TokenMap.validate_inputs() is True
+    assert compare.TokenMap.validate_inputs(what="draft").startswith("'draft' is not one of fixed at step, outcome, ")
 
 
 def test_every_family_is_compared_with_its_own_baseline():

@@ -180,8 +180,8 @@ def schemas() -> dict[str, Any]:
     return json.loads(json.dumps({name: record(node.define_schema()) for name, node in CLASSES.items()}))
 
 
-# Choices that menus no longer show, and that loaders still accept.
-STILL_ACCEPTED = {"speed": set(loaders._OLD_SPEEDS)}
+# Choices that menus no longer show, and that nodes still accept.
+STILL_ACCEPTED = {"speed": set(loaders._OLD_SPEEDS), "what": set(compare._OLD_MAPS)}
 
 
 def _choices(widget: list[Any]) -> set[Any]:

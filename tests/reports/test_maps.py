@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import maps as p
-from fastar_nodes.reports.record import ACCEPTED, CACHED, DRAFTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
+from fastar_nodes.reports.record import ACCEPTED, CACHED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
 
 
 def mapped(**maps) -> Report:
@@ -13,8 +13,8 @@ def mapped(**maps) -> Report:
     return out
 
 
-# Blue, orange, sky blue, vermillion of the published palette.
-OKABE_ITO = {ACCEPTED: (0, 114, 178), REDONE: (230, 159, 0), DRAFTED: (86, 180, 233), REJECTED: (213, 94, 0)}
+# Blue, orange, vermillion of the published palette.
+OKABE_ITO = {ACCEPTED: (0, 114, 178), REDONE: (230, 159, 0), REJECTED: (213, 94, 0)}
 
 
 def centres(picture) -> list[tuple[int, ...]]:
@@ -27,7 +27,7 @@ def ramp(*places: float) -> list[tuple[int, ...]]:
 
 
 def test_outcome_colours():
-    grid = np.array([[[ACCEPTED, REDONE], [DRAFTED, REJECTED], [CACHED, PLAIN]]], np.uint8)
+    grid = np.array([[[ACCEPTED, REDONE], [GIVEN, REJECTED], [CACHED, PLAIN]]], np.uint8)
     (picture,) = p.token_map(mapped(outcome=grid), "outcome", size=64)
     assert picture.shape[1] == 64 and picture.shape[0] > 96
     found = {int(grid[0, y, x]): tuple(picture[32 * y + 16, 32 * x + 16]) for y in range(3) for x in range(2)}
@@ -49,7 +49,7 @@ def test_the_backdrop_shines_through_without_its_own_hue():
     assert right.sum() > left.sum() and np.ptp(right - left) <= 1  # lighter, not redder
 
 
-@pytest.mark.parametrize("value", [ACCEPTED, REDONE, DRAFTED, REJECTED, EXPANDED])
+@pytest.mark.parametrize("value", [ACCEPTED, REDONE, REJECTED, EXPANDED])
 def test_one_outcome_alone_and_its_share(value):
     name, colour = p.OUTCOMES[value]
     assert colour == OKABE_ITO.get(value, OKABE_ITO[REDONE])  # what is expanded is drawn like what is redone
@@ -61,6 +61,15 @@ def test_one_outcome_alone_and_its_share(value):
     assert p._colour_outcomes(name, grid[0], 0, 7)[2] == rows
     legend = [text for text, _ in p._colour_outcomes("outcome", grid[0], 0, 7)[2]]
     assert legend == [f"{name} 2 (50 %)", "plain 1 (25 %)", "given 1 (25 %)"]
+
+
+def test_drafts_of_earlier_versions_are_drawn_as_plain():
+    """They had the value 3."""
+    now = np.array([[[ACCEPTED, PLAIN], [PLAIN, GIVEN]]], np.uint8)
+    earlier = np.array([[[ACCEPTED, 3], [PLAIN, GIVEN]]], np.uint8)
+    for what in ("outcome", "accepted"):
+        old, new = (p.token_map(mapped(outcome=grid), what, size=64) for grid in (earlier, now))
+        assert np.array_equal(old, new)
 
 
 def test_steps_run_along_the_ramp():
