@@ -64,16 +64,10 @@ _CACHE = CACHE.Input(
     tooltip="Connect LazyMAR Cache to reuse most of the transformer's work from one AR step to the next. If nothing "
     "is connected, the transformer computes all tokens again in every AR step.",
 )
-_MASK = (
-    "The mask may have any size, and the area under its soft edge is regenerated too. If you connect no mask, the "
-    "sampler uses the mask of Set Latent Noise Mask."
-)
+_SOFT_EDGE = "The area under the soft edge of a mask is regenerated too."
+_SEED_IN_BATCH = "An image does not depend on the other images of its batch."
 
-_GUIDED_BY_IMAGE = (
-    "If the condition comes from Image and Prompt, every pass runs the model on three versions of the condition; see "
-    "*freedom* on the help page of that node. At *cfg* 1, the sampler leaves out one of the three versions, which "
-    "saves only a third of the work, not half."
-)
+_GUIDED_BY_IMAGE = "If the condition comes from Image and Prompt, turning guidance off saves only a third of the work."
 
 
 def _edit(vae: str, mask: str, more: str) -> list[io.Input]:
@@ -92,7 +86,7 @@ def _edit(vae: str, mask: str, more: str) -> list[io.Input]:
         "empty latent only sets the number of images, and must have the size of the images that the model generates.",
     )
     where = io.Mask.Input("mask", optional=True, tooltip=mask)
-    return [explained(latent_image, more), explained(where, _MASK)]
+    return [explained(latent_image, more), where]
 
 
 _LABEL_OR_TEXT = (
@@ -257,14 +251,11 @@ class MARSampler(_Sampler):
 
     more = {
         "preset": (
-            "*recommended* uses the values that the model's file recommends, or, if there are none, the paper's "
-            "values. *few steps* is much faster and gives a different image. *few steps* sets *order* to *halton*. On "
-            "the demo, *few steps* sets 12 AR steps, 25 diffusion steps for the first tokens, and 5 diffusion steps "
-            "for the last tokens (see *diffusion_steps_end*). For full-size models, *few steps* sets 24 AR steps, 50 "
-            "diffusion steps for the first tokens, and 10 for the last tokens; we have not measured these values on "
-            "full-size models. The preset *fast* of LazyMAR Sampler has the same AR steps, diffusion steps and order, "
-            "but also uses caches."
+            "*recommended* uses the values that the model's file recommends, or else the paper's values. *few steps* "
+            "is much faster and gives a different image. We have not measured *few steps* on full-size models. The "
+            "preset *fast* of LazyMAR Sampler has the same AR steps, diffusion steps and order, but also uses caches."
         ),
+        "seed": _SEED_IN_BATCH,
     }
 
     @classmethod
@@ -282,18 +273,15 @@ class FastHybridSampler(_Sampler):
     aliases = ["fast hybrid", "lookahead", "speculative", "accelerated mar", "fasthybrid"]
     more = {
         "preset": (
-            "*exact* gives the image of unaccelerated MAR, up to rounding. *balanced* and *fast* are faster, and "
-            "their images differ from MAR's images; we measured both presets on the demo. For full-size models, "
-            "*balanced* has the paper's values. For these models, *fast* has a *lookahead* twice as long as the "
-            "paper's, and a *threshold* of 0.6 instead of the paper's 0.8; in the paper, 0.6 gives slightly worse "
-            "images. On full-size models, both presets make fewer calls of the diffusion head than MAR, but each call "
-            "computes more tokens, and a run performs more operations in total (docs/full_size.md in the repository)."
+            "*exact* gives the image of unaccelerated MAR, up to rounding. We measured *balanced* and *fast* on the "
+            "demo. For full-size models, *balanced* has the paper's values, and *fast* has a lower *threshold*, which "
+            "gives slightly worse images in the paper. On full-size models, both presets make fewer calls of the "
+            "diffusion head than MAR, but a run performs more operations in total (docs/full_size.md in the "
+            "repository)."
         ),
         "cache": (
-            "FastHybrid makes fewer calls of the diffusion head than MAR, and the cache makes most passes of the "
-            "transformer and most calls of the head smaller. However, if you use the cache or DiSA "
-            "(*diffusion_steps_end*), all images of a batch must be at the same AR step, so the batch needs more calls "
-            "of the head. Without the cache and DiSA, each image of the batch advances at its own pace."
+            "If you generate a batch, the cache increases the number of calls of the diffusion head. DiSA "
+            "(*diffusion_steps_end*) has the same effect."
         ),
     }
 
@@ -308,15 +296,10 @@ class LazyMARSampler(_Sampler):
     more = {
         "preset": (
             "*exact* gives the image of unaccelerated MAR. For full-size models, *balanced* is the configuration "
-            "that the paper measured. For the demo, *balanced* has the paper's *refresh_period* and *start_step* for "
-            "32 AR steps; between two full computations, an AR step computes a quarter of the tokens (*computed_ratio* "
-            "0.25). *fast* sets *ratio_schedule* to *stretched* and *order* to *halton*, and takes fewer steps. On the "
-            "demo, *fast* takes 12 AR steps, 25 diffusion steps for the first tokens, and 5 diffusion steps for the "
-            "last tokens (see *diffusion_steps_end*). For full-size models, it takes 24 AR steps, 50 diffusion steps "
-            "for the first tokens, and 10 for the last tokens. Most of the speed-up of *fast* comes from the smaller "
-            "numbers of steps. To see what the caches add, compare *fast* with the preset *few steps* of MAR Sampler, "
-            "which has the same steps and order, but no caches. We have not measured *balanced* or *fast* on full-size "
-            "models."
+            "that the paper measured. *fast* also takes fewer AR steps and fewer diffusion steps, and most of its "
+            "speed-up comes from the smaller numbers of steps. To see what the caches add, compare *fast* with the "
+            "preset *few steps* of MAR Sampler, which has the same steps and order but no caches. We have not "
+            "measured *balanced* or *fast* on full-size models."
         ),
         "speculation": "*speculation* works only if *head_cache* is off.",
     }
@@ -340,16 +323,13 @@ class CSpDSampler(_Sampler):
     more = {
         "preset": (
             "*exact* uses no drafts and gives the image of the target alone. *balanced* and *fast* use the mode "
-            "*published*; we measured both presets on the demo. For full-size models, both presets set "
-            "*draft_length* to a share of the AR steps, as in the paper: *balanced* to a sixteenth (4 of 64 AR "
-            "steps), and *fast* to an eighth (8 of 64 AR steps)."
+            "*published*; we measured both presets on the demo."
         ),
         "draft": (
             "For the demo, choose *demo-draft*. The more similar the distributions of the two models are, the more "
             "drafts are accepted."
         ),
         "t_max": "In CSpD, *t_max* applies to both models.",
-        "cache": "With LazyMAR Cache, the target and the draft model each reuse their own earlier results.",
     }
 
 
@@ -363,33 +343,18 @@ class GtRSampler(_Sampler):
     aliases = ["gtr", "generation then reconstruction", "checkerboard", "two-stage", "accelerated mar"]
     more = {
         "preset": (
-            "*exact* gives the image of unaccelerated MAR. Unlike the presets of most samplers, *balanced* and "
-            "*fast* also set *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max*. For full-size models, "
-            "*balanced* has the paper's values, with 17 AR steps. *fast* has only 9 AR steps for these models; nobody "
-            "has measured *fast* on full-size models. The demo's images have fewer tokens (64) than images of "
-            "full-size models, so for the demo, *balanced* has 9 AR steps and *fast* has 6."
+            "*exact* gives the image of unaccelerated MAR. *balanced* and *fast* also set *steps*, *diffusion_steps*, "
+            "*diffusion_steps_end* and *t_max*. For full-size models, *balanced* has the paper's values. Nobody has "
+            "measured *fast* on full-size models."
         ),
-        "steps": (
-            "The paper generates 256 tokens in four stages, with 17 or 18 AR steps in total: 12 AR steps for the "
-            "first eighth of the tokens, 3 for the second eighth, 1 for the next quarter, and 1 or 2 for the other "
-            "half. No stage may have more AR steps than tokens."
-        ),
+        "steps": "If *steps* is too large for the number of tokens of the image, the run stops with an error.",
         "diffusion_steps": (
             "In GtR, only the tokens of the first AR step and the tokens with the most detail (see *detail_share*) "
             "get all of these steps. The paper uses 50 steps."
         ),
-        "diffusion_steps_end": (
-            "In GtR, the number of diffusion steps falls from one AR step to the next until the reconstruction "
-            "starts; the whole reconstruction uses this value. The paper uses 20 steps."
-        ),
+        "diffusion_steps_end": "In GtR, the whole reconstruction uses this value. The paper uses 20 steps.",
         "order": "In GtR, the stages follow one another, and *order* applies to the tokens within each stage.",
-        "cache": "The cache makes most passes of the transformer smaller. If *head_cache* of LazyMAR Cache is on, "
-        "the cache also makes most calls of the diffusion head smaller.",
-        "mask": (
-            "Each token under the mask is decided in the same stage as without a mask. If a stage has more AR steps "
-            "than tokens under the mask, the stage takes only one AR step for each of these tokens. In each stage, all "
-            "masks of a batch must cover the same number of tokens."
-        ),
+        "mask": "In each stage, all masks of a batch must cover the same number of tokens.",
     }
 
     @classmethod
@@ -407,15 +372,12 @@ class LazyMARCache(io.ComfyNode):
     more = {
         "preset": (
             "*exact* caches nothing. For full-size models, *balanced* is the configuration that the paper measured. "
-            "For the demo, *balanced* has the paper's *refresh_period* and *start_step* for 32 AR steps; between "
-            "two full computations, an AR step computes a quarter of the tokens (*computed_ratio* 0.25). *fast* sets "
-            "*ratio_schedule* to *stretched*. For full-size models, *fast* differs from *balanced* only in "
-            "*ratio_schedule*; with 64 AR steps, this difference has no effect. For the demo, *fast* also has a longer "
-            "*refresh_period*. We have not measured *balanced* or *fast* on full-size models."
+            "If a full-size model takes 64 AR steps, *fast* is the same as *balanced*. We have not measured "
+            "*balanced* or *fast* on full-size models."
         ),
     }
     more_of_outputs = {
-        "cache": "You can connect this output to several samplers; each sampler then has its own caches.",
+        "cache": "You can connect this output to several samplers.",
     }
 
     @classmethod
@@ -454,7 +416,14 @@ class LlamaGenSampler(_Sampler):
         "see what the accelerated samplers change."
     )
     aliases = ["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"]
-    more = {"preset": RECOMMENDS, "cfg": _GUIDED_BY_IMAGE}
+    more = {
+        "preset": RECOMMENDS,
+        "seed": _SEED_IN_BATCH,
+        "cfg": _GUIDED_BY_IMAGE,
+        "parallel": "If you set *parallel* to 16, the demo takes 57 passes instead of 256. For a single image on a "
+        "GPU, twice the usual value may be faster still. On a CPU, batches of four or more images hardly get faster.",
+        "mask": _SOFT_EDGE,
+    }
 
 
 class PARSampler(_Sampler):
@@ -472,10 +441,7 @@ class PARSampler(_Sampler):
     }
     more = {
         "preset": RECOMMENDS,
-        "model": "The training of a PAR model fixes the number of tokens per pass.",
-        "cfg_interval": "FastAR counts the steps as the published code does. Until the first token of every region "
-        "is decided, each pass is one step. Then the count starts again from 0, and each decided token is one step, "
-        "so one pass is several steps.",
+        "cfg_interval": "Each token counts as one step, so one pass is several steps.",
     }
 
 
@@ -488,19 +454,15 @@ class ZipARSampler(_Sampler):
     aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
     more = {
         "preset": (
-            "*exact* sets *window* to the length of a row or more, so the rows are decided one after another, "
-            "without acceleration. *balanced* uses a window of 8 tokens, and *fast* a window of 4 tokens, for all "
-            "models; we measured these windows only on the demo. Both presets make fewer passes than the "
-            "unaccelerated sampler, but perform 1 to 5 % more operations. *PJD* is Parallel Jacobi Decoding (CVPR "
-            "2026): *PJD* uses the same window as *balanced* and sets *parallel* to 16. In fp32, the images are the "
-            "same as with *balanced*; *PJD* makes fewer passes, but computes more tokens in each pass."
+            "*exact* decides the rows one after another, without acceleration. *balanced* and *fast* make fewer "
+            "passes than the unaccelerated sampler, but perform 1 to 5 % more operations. We measured their windows "
+            "only on the demo. *PJD* is Parallel Jacobi Decoding (CVPR 2026). In fp32, its images are the same as with "
+            "*balanced*; *PJD* makes fewer passes, but computes more tokens in each pass."
         ),
         "cfg": _GUIDED_BY_IMAGE,
-        "model": "FastAR refuses a PAR model, because a PAR model decides the tokens in a different order.",
-        "cfg_interval": "FastAR counts the steps as the published code does. In the first row, each pass is one "
-        "step. After the first row, the count starts again from 0, and each decided token is one step, so one pass "
-        "may be several steps. If guidance ends within the first row, guidance starts again with the second row, and "
-        "then ends a second time.",
+        "model": "FastAR refuses a PAR model.",
+        "cfg_interval": "Each token counts as one step, so one pass may be several steps.",
+        "parallel": "If you set *parallel* to 16, the demo takes 42 passes with a window of 8, instead of 144.",
     }
 
     @classmethod
@@ -534,17 +496,12 @@ class MuLoSDSampler(_Sampler):
 
     more = {
         "preset": (
-            "*exact* uses no draft and gives the image of the target alone. For full-size models, *balanced* sets "
-            "*acceptance_target* to 0.95, so about 95 % of the draft tokens are accepted; *fast* sets "
-            "*acceptance_target* to 0.98. *balanced* follows the paper: the small model drafts a part of the small "
-            "image, the large model verifies this part, and then both models continue with the next part. *fast* "
-            "drafts the whole small image first. Both presets make far fewer passes than the target alone, but perform "
-            "1.5 to 2.3 times as many operations (docs/full_size.md in the repository). On the demo, both presets set "
-            "*tau* to 0.1; *balanced* drafts the small image in two parts with four rows each, and *fast* drafts the "
-            "whole small image at once, with *draft_parallel* 8 and *expansion* 0."
+            "*exact* uses no draft and gives the image of the target alone. For full-size models, *balanced* accepts "
+            "about 95 % of the draft tokens, and *fast* accepts about 98 %. With *balanced*, the two models take "
+            "turns, as in the paper. With *fast*, the small model first drafts the whole small image. Both presets "
+            "make far fewer passes than the target alone, but perform 1.5 to 2.3 times as many operations "
+            "(docs/full_size.md in the repository)."
         ),
-        "condition": "Both models use this condition.",
-        "cfg_interval": "For the draft model, guidance ends at the same share of the tokens of the small image.",
         "upscale_model": "The upscale model may enlarge by any factor; FastAR resizes its result to the target's size.",
     }
 
@@ -577,30 +534,20 @@ class NextStepSampler(_Sampler):
     )
     aliases = ["nextstep", "flow matching", "continuous tokens", "text to image", "edit image", "disa", "inpaint"]
     more = {
-        "preset": (
-            f"{RECOMMENDS} For NextStep-1, the published values are 50 diffusion steps, *solver* *em*, and *use_norm* "
-            "on. For NextStep-1.1, the published values are 28 diffusion steps, *solver* *em0*, and *use_norm* off. "
-            "NextStep-1-Large-Edit has the values of NextStep-1, but *cfg_img* 2 and *time_shift* 3.2."
-        ),
+        "preset": RECOMMENDS,
         "condition": (
             "Guidance moves the image away from a negative text. With Prompt (FastAR), the negative text is the text "
-            "of *negative*, which may be empty. The authors use a list of faults as the negative text, for example "
-            "*lowres, bad anatomy, error, blurry*. For NextStep-1, the authors also add *masterpiece, film grained, "
-            "best quality.* to the end of the prompt. With Image and Prompt, the negative text is always *Copy "
-            "original image.*, as in the authors' code, and the setting *freedom* of Image and Prompt has no effect."
+            "of *negative*. The authors use a list of faults, for example *lowres, bad anatomy, error, blurry*. For "
+            "NextStep-1, the authors also add *masterpiece, film grained, best quality.* to the end of the prompt. "
+            "With Image and Prompt, the negative text is always *Copy original image.*, and the setting *freedom* of "
+            "Image and Prompt has no effect."
         ),
         "cfg": "At *cfg* 1, the model does not read the negative text.",
-        "seed": "Every position of the grid has its own noise.",
         "latent_image": (
             "After VAE Encode, the image must have the *width* and *height* that are set on this node. VAE Decode "
             "also slightly changes pixels outside the mask; Paste Inpainted Area restores these pixels."
         ),
-        "mask": "If several unchanged tokens follow one another, the model reads all of them in one pass, which "
-        "saves time.",
-    }
-    more_of_outputs = {
-        "latent": "The latent has 16 channels. Its values are scaled in the same way as the values of the tokens. The "
-        "sampled values are normalised only if *use_norm* is on.",
+        "mask": _SOFT_EDGE,
     }
 
 
@@ -614,16 +561,13 @@ class BitDanceSampler(_Sampler):
     )
     aliases = ["bitdance", "binary tokens", "block autoregressive", "text to image", "disa", "inpaint"]
     more = {
-        "preset": f"{RECOMMENDS} *recommended* also sets the usual size of the model's images.",
-        "condition": "FastAR refuses a negative prompt, because BitDance's guidance always moves the image away "
-        "from a fixed null prompt (a prompt without content).",
-        "seed": "Each token of the grid has its own noise. This noise does not depend on the size of the blocks, so "
-        "models with blocks of different sizes start from the same noise.",
+        "preset": RECOMMENDS,
+        "condition": "FastAR refuses a negative prompt.",
         "latent_image": (
             "After VAE Encode, the image must have the *width* and *height* that are set on this node. VAE Decode "
             "also slightly changes pixels outside the mask; Paste Inpainted Area restores these pixels."
         ),
-        "mask": ("If a block contains unchanged tokens, the new tokens of this block match the unchanged tokens too."),
+        "mask": _SOFT_EDGE,
     }
     more_of_outputs = {
         "latent": "Do not use VAE Decode (Tiled), which stops with an error for this latent.",

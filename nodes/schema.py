@@ -127,28 +127,17 @@ MORE_OF_MANY = {
     ),
     "weights": "The official `checkpoint-last.pth` of MAR holds both kinds of weights. With *auto*, the report says "
     "which weights FastAR has read.",
-    "first_image": (
-        "The noise of an image depends on *seed* and on the position of the image in the batch. The latent stores "
-        "the position of each image as *batch_index*, so if a sampler inpaints the latent, each image gets the noise "
-        "of its position again."
-    ),
     "images": "Usual: 1 to 4.",
     "latent_image": (
-        "If you connect Empty Latent Image (a latent of zeros) and no mask, its *batch_size* sets how many images "
-        "are generated from a single label or prompt, each with its own noise. If the size of the empty latent does "
-        "not fit the model, an error tells you which size to set. VAE Encode scales any image to the size of the "
-        "model's images. You can also connect the latent of another sampler. To inpaint only a part of a batch, use "
-        "Rebatch Latents or Latent From Batch. Each image of the part keeps the noise of its position in the whole "
-        "batch. If *condition* or *mask* has one entry for each image of the whole batch, each image of the part "
-        "uses the entry of its position. *condition* describes the new content of the masked area."
+        "*batch_size* of Empty Latent Image sets how many images are generated from a single label or prompt. VAE "
+        "Encode scales any image to the size of the model's images. You can also connect the latent of another "
+        "sampler. To inpaint only a part of a batch, use Rebatch Latents or Latent From Batch. *condition* describes "
+        "the new content of the masked area."
     ),
 }
 
 
-RECOMMENDS = (
-    "*recommended* gives each of these settings the value that the model's file recommends. If the file recommends no "
-    "value for a setting, the setting gets the published value."
-)
+RECOMMENDS = "*recommended* uses the values that the model's file recommends, or else the published values."
 
 
 def explained(part: Any, more: str) -> Any:
@@ -247,10 +236,9 @@ _SEED = (
     "Controls all randomness. With the same seed, all samplers of a model start from the same noise, so you can "
     "compare their images pixel by pixel."
 )
-_SEED_IN_BATCH = "An image depends on its position in the batch, but not on the other images of the batch."
 
 
-def seed_widget(optional: bool = True, tooltip: str = _SEED, more: str = _SEED_IN_BATCH) -> io.Input:
+def seed_widget(optional: bool = True, tooltip: str = _SEED, more: str = "") -> io.Input:
     """The seed widget. It is the same as KSampler's, except for what web/js/seeds.js changes.
 
     Args:

@@ -27,15 +27,11 @@ class BlockSettings(Annealed):
     # fmt: off
     diffusion_steps: int = knob(50, "Denoising steps for every block; more is slower and cleaner. Usual: 50 for "
         "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.",
-        low=1, high=1000, step=1,
-        more="For a block with 50 diffusion steps, the diffusion head runs 51 times: once before each step, and once "
-            "at the end for the result. *speculation* saves some of these calls.")
+        low=1, high=1000, step=1)
     cfg: float = knob(7.5, "How closely the image follows the class or prompt; higher is more typical and less "
         "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet's classes; at 1, guidance is off, which halves the "
         "work.",
-        low=1.0, high=20.0, step=0.1,
-        more="The published values for the ImageNet models are: 3.2 for model B with blocks of 1 token, 3.9 for B with "
-            "blocks of 4 tokens, 6.1 for B with blocks of 16 tokens, 4.0 for model L, and 4.55 for model H.")
+        low=1.0, high=20.0, step=0.1)
     width: int | None = knob(None, "Width of the image in pixels. Usual: the width of one of the sizes (width x "
         "height) that the model was trained for; the node Load BitDance lists these sizes.",
         low=8, high=8192, step=8, full_size_value=1024, unit="pixels")
@@ -52,7 +48,7 @@ class BlockSettings(Annealed):
         low=1, high=1000, step=1, full_size_value=50, same_as="diffusion_steps", advanced=True)
     speculation: int = speculation_knob("8 on a GPU; at 0 or 1, nothing is drafted",
         more="With a higher number, the diffusion head runs less often, but computes more at once, which may be "
-            "slower on a CPU with many images. With more *diffusion_steps*, a larger share of the drafts is accepted.")
+            "slower on a CPU with many images.")
     # fmt: on
 
     @property

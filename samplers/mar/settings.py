@@ -142,7 +142,7 @@ class DiSASettings(Annealed, MARBase):
         "the first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; at the value of "
         "diffusion_steps, DiSA is off.",
         low=1, high=1000, step=1, full_size_value=100, same_as="diffusion_steps", advanced=True,
-        more="If *diffusion_steps_end* is below 30, set *t_max* to 950 or less, as the code of DiSA's authors does.")
+        more="If you set fewer than 30 steps here, also set *t_max* to 950 or less.")
     # fmt: on
 
     @property

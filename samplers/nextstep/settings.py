@@ -44,16 +44,13 @@ class NextStepSettings(Annealed):
         "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg applies to both the original image and the "
         "prompt, and a third of the work is saved.",
         low=1.0, high=20.0, step=0.1, advanced=True,
-        more="Above 1, guidance needs three predictions for every token instead of two. For the additional prediction, "
-            "the model reads the original image with the negative text. At *cfg* 1, or without an original image, "
-            "*cfg_img* has no effect, and the report says so.")
+        more="At *cfg* 1, *cfg_img* has no effect.")
     cfg_schedule: str = knob(CONSTANT, "constant uses cfg for all tokens; falling lowers guidance from cfg at the "
         "first token to nearly 1 at the last token, and rising raises guidance from cfg / 2 at the first token to "
         "nearly cfg at the last token. Usual: constant.",
         choices=(CONSTANT, FALLING, RISING), advanced=True,
-        more="In the authors' code, the choices are constant and linear. In the code of NextStep-1 and in the code in "
-            "the model folder of NextStep-1.1, linear means *falling*. In the authors' code from February 2026, linear "
-            "means *rising*.")
+        more="In the authors' code, one of the choices is named linear. In the code of NextStep-1 and in the model "
+            "folder of NextStep-1.1, linear means *falling*. In the code from February 2026, linear means *rising*.")
     solver: str = knob(EM0, "How a token is sampled from noise: em is the method of NextStep-1's code, em0 is the "
                             "method of the code in NextStep-1.1's model folder, and sde, ode and cps are the methods "
                             "of the authors' code from February 2026. Usual: em0 for NextStep-1.1, em for "
@@ -67,13 +64,12 @@ class NextStepSettings(Annealed):
         "the first token (DiSA); lower is faster. Usual: a third of diffusion_steps; at the value of "
         "diffusion_steps, DiSA is off.",
         low=1, high=1000, step=1, full_size_value=28, same_as="diffusion_steps", advanced=True,
-        more="The notes of this help page say why this setting saves little time with NextStep. We have not measured "
-            "how fewer steps change the quality of the image.")
+        more="This setting saves little time with NextStep. We have not measured how fewer steps change the quality of "
+            "the image.")
     speculation: int = speculation_knob("0, which drafts nothing; speculation helps only if the calls are slow and cfg "
         "is low", head="flow-matching head",
-        more="Guidance multiplies the differences between drafts and predictions, so few drafts are accepted at "
-            "*cfg* 7.5. With *speculation* 1, nothing is drafted, as with 0. With *solver* *ode*, which adds no "
-            "noise, *speculation* has no effect.")
+        more="Few drafts are accepted at *cfg* 7.5. With *solver* *ode*, which adds no noise, *speculation* has no "
+            "effect.")
     # fmt: on
 
     @property

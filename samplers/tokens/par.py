@@ -30,7 +30,7 @@ from .checks import expect_raster
 from .decode import decode_settings
 from .schedule import FedRow, Pass, Schedule, guidance_steps, next_token_passes
 from .settings import (
-    PARALLEL_PASSES,
+    PARALLEL_SAME,
     USUAL_PARALLEL,
     TokenSettings,
     cfg_knob,
@@ -202,22 +202,20 @@ class PARSettings(TokenSettings):
     removed: ClassVar[Mapping[str, Removed]] = {"group": Removed(ABLATION_GROUP)}
 
     cfg: float | None = cfg_knob("1.3 to 1.5 for a PAR model",
-        "For the demo, use 1.5. For a LlamaGen with class labels, 4 is usual, and 1.5 to 2 gives more variety.")
-    top_k: int | None = top_k_knob("0 for a PAR model", "For a LlamaGen with class labels, 2000 is usual.")
+        "For the demo, use 1.5.")
+    top_k: int | None = top_k_knob("0 for a PAR model", "")
     grouping: str = knob(TRAINED,
         "Which tokens are decided in the same pass. Usual: from checkpoint, the groups with which the PAR model was "
         "trained. The other two choices repeat the paper's experiments with a LlamaGen: a group of 'ablation: "
         "non-local' has one token of every region, and a group of 'ablation: adjacent' has neighbouring tokens of one "
         "row.",
-        choices=(TRAINED, NON_LOCAL, ADJACENT),
-        more="A LlamaGen was trained for neither of these two groupings. In the paper, groups of neighbouring tokens "
-            "give much worse images than groups with one token of every region.")
+        choices=(TRAINED, NON_LOCAL, ADJACENT))
     sequential_start: bool = knob(True,
         "Decides the first tokens of the regions one after another, so that the regions fit together. When this is "
         "off, one pass decides the first tokens of all regions, as in an experiment of the paper; this saves a few "
         "passes, but the regions fit together less well.",
         advanced=True)
-    parallel: int = parallel_knob("passes whose tokens are guessed ahead", USUAL_PARALLEL, more=PARALLEL_PASSES)
+    parallel: int = parallel_knob("passes whose tokens are guessed ahead", USUAL_PARALLEL, more=PARALLEL_SAME)
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on

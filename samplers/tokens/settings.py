@@ -58,8 +58,7 @@ def cfg_knob(
 
 def top_k_knob(
     usual: str,
-    more: str = "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 20 or more changes "
-        "nothing, because *top_p* leaves fewer than 20 values.",
+    more: str = "At 1, the sampler always takes the likeliest value.",
 ) -> Any:
     """The setting *top_k*. For the arguments see :func:`cfg_knob`."""
     return knob(None,
@@ -92,17 +91,15 @@ def entropy_temperature_knob(what: str) -> Any:
         f"uncertain; a higher value strengthens the effect. Usual: 0, which uses the same temperature for every "
         f"{what}; 1 is the published strength.",
         low=0.0, high=1.0, step=0.05, advanced=True,
-        more="Areas with little detail get more variety. At 1, *temperature* is multiplied by the factor 2.5 exp(-H / "
-            "3) + 0.6, where H is the entropy in nats of the values that may be sampled. The factor is 3.1 if the "
-            f"model is certain of a {what}, and below 1 if the entropy is above 5.5 nats. On the demo, use this "
-            "setting only with a lower *temperature*; see docs/benchmarks.md in the repository. The paper of this "
-            "method (Ma et al., arXiv 2510.09012) has no results for Tar.")
+        more="Areas with little detail get more variety. On the demo, use this setting only with a lower "
+            "*temperature*; see docs/benchmarks.md in the repository.")
 
 
-# The help page's text on "parallel" for samplers in which this setting is a number of passes.
-PARALLEL_PASSES = (
-    "In half precision, *parallel* 0 gives a different image from *parallel* 1. Higher settings give the same image as "
-    "1, up to the number of tokens along one side of the image. Both images are sampled from the same distribution."
+# The help pages' text on which images "parallel" does not change.
+PARALLEL_SAME = (
+    "In half precision, the image at *parallel* 0 differs from the image at *parallel* 1. Higher settings give the "
+    "same image as 1, up to the number of tokens along one side of the image. Both images are sampled from the same "
+    "distribution."
 )
 # The usual value of "parallel", in words.
 USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
@@ -162,15 +159,7 @@ class LlamaGenSettings(TokenSettings):
     """Settings of LlamaGen, which decides one token after another, row by row."""
 
     top_p: float = top_p_knob(advanced=False)
-    parallel: int = parallel_knob("tokens that are guessed ahead", USUAL_PARALLEL,
-        more="A pass (one run of the transformer) computes the next tokens from the guesses, and compares every "
-            "guess with the token that was computed for the same position. All guesses before the first difference "
-            "are confirmed (Jacobi iteration). In half precision, *parallel* 0 gives a different image from "
-            "*parallel* 1. Higher settings give the same image as 1, up to the number of tokens along one side of the "
-            "image. Both images are sampled from the same distribution. To compare images in half precision, use "
-            "*parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the demo, *parallel* 16 takes 57 "
-            "passes instead of 256. For a single image on a GPU, a *parallel* of twice the usual value may be faster "
-            "still. On a CPU, batches of four or more images hardly get faster.")
+    parallel: int = parallel_knob("tokens that are guessed ahead", USUAL_PARALLEL, more=PARALLEL_SAME)
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:

@@ -27,7 +27,7 @@ from .checks import check_raster
 from .decode import decode_settings
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
 from .settings import (
-    PARALLEL_PASSES,
+    PARALLEL_SAME,
     USUAL_PARALLEL,
     TokenSettings,
     entropy_temperature_knob,
@@ -93,7 +93,7 @@ class ZipARSettings(TokenSettings):
         "window has the length of a row, the image is the same as the unaccelerated sampler's.",
         low=1, high=256, step=1, symbol="s")
     parallel: int = parallel_knob("passes whose tokens are guessed ahead", USUAL_PARALLEL,
-        more=f"{PARALLEL_PASSES} On the demo with a window of 8, *parallel* 16 reduces the passes from 144 to 42.")
+        more=PARALLEL_SAME)
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on

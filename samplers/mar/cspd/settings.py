@@ -23,29 +23,23 @@ class CSpDSettings(MARBase):
     draft_length: int = knob(8, "Number of AR steps that are drafted before the target verifies the drafts; with a "
         "higher number, the target runs less often, but more drafts are rejected. Usual: a sixteenth to an eighth of "
         "the AR steps.",
-        low=1, high=256, step=1, symbol="gamma", unit="AR steps",
-        more="The paper drafts 4 to 32 of 256 AR steps.")
+        low=1, high=256, step=1, symbol="gamma", unit="AR steps")
     prefill_ratio: float = knob(0.15, "Share of the AR steps that the target computes alone, at the beginning; higher "
         "is slower and closer to the target's image. Usual: 0.05 to 0.15; at 1, nothing is drafted.",
-        low=0.0, high=1.0, step=0.01,
-        more="The drafts of the first AR steps are the worst.")
+        low=0.0, high=1.0, step=0.01)
     mode: str = knob("published", "Rule by which drafts are accepted. published is the rule of the authors' code: it "
         "accepts most drafts, but is approximate. paper is the rule of the authors' text: it hardly ever accepts a "
         "draft. lossless keeps the distribution of the target's images exactly, but hardly ever accepts a draft, too. "
         "Usual: published.",
-        choices=("published", "paper", "lossless"),
-        more="The notes of this help page compare the three modes.")
+        choices=("published", "paper", "lossless"))
     alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every "
         "token, so that the draft model and the target agree more often. When this is off, more drafts are rejected.",
-        advanced=True,
-        more="The paper calls this setting *trajectory alignment*. In the modes *paper* and *lossless*, both models "
-            "always use the same noise.")
+        advanced=True)
     speculation: int = knob(0, "Only for mode 'lossless': the target drafts this many of its own diffusion "
         "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0 or 1, the target "
         "does not draft.",
         low=0, high=64, step=1, symbol="L", advanced=True,
-        more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower "
-            "on a CPU. The other modes refuse any value above 1.")
+        more="The other modes refuse any value above 1.")
     # fmt: on
 
     @property

@@ -25,15 +25,12 @@ class FastHybridSettings(DiSASettings):
     lookahead: int = knob(8, "Draft the tokens of this many AR steps together; more is faster, but fewer drafts are "
         "accepted. Usual: 7 to 9 for 64 AR steps; at 0 or 1, nothing is drafted.",
         low=0, high=256, step=1, symbol="k",
-        more="With a full-size model at 32 AR steps, use half of 7 to 9. The presets for full-size models keep the "
-            "ratio of *lookahead* to AR steps.")
+        more="If a full-size model takes 32 AR steps, use 4.")
     threshold: float = knob(0.8, "Least cosine similarity of two conditions at which a draft is accepted: the "
         "condition from which the draft was sampled, and the token's actual condition, which the transformer computes "
         "later. A higher value is slower and closer to MAR's image. Usual: 0.8 for full-size models, 0.9 to 0.99 for "
         "the demo; above 1, no draft is accepted.",
-        low=-1.0, high=1.01, step=0.01, symbol="lambda",
-        more="On the demo, the conditions change little from one AR step to the next, so the demo needs a higher "
-            "threshold than full-size models.")
+        low=-1.0, high=1.01, step=0.01, symbol="lambda")
     guided_steps: int = knob(10, "Denoising steps for an accepted draft; more is slower and finer. Usual: 10.",
         low=1, high=1000, step=1, symbol="T_g")
     guidance_schedule: str = knob("cos", "How the influence of the draft changes over the guided steps: the influence "
@@ -44,19 +41,15 @@ class FastHybridSettings(DiSASettings):
         "renoise adds noise to it and denoises it again. With keep, the draft stays as it is; the run is "
         "faster, but textures show artefacts. Usual: refine.",
         choices=("refine", "renoise", "keep"), advanced=True,
-        more="With *renoise*, the draft influences only the start of the denoising. In the paper's comparison, "
-            "*renoise* is a little worse than *refine*, and slower.")
+        more="In the paper's comparison, *renoise* is a little worse than *refine*, and slower.")
     lookahead_start: int = knob(0, "Number of AR steps at the beginning without drafts; more is slower and closer to "
         "MAR's image. Usual: 0, as in the paper, or an eighth to a third of the AR steps.",
         low=0, high=4096, step=1, unit="AR steps", advanced=True,
-        more="The first tokens determine what the image shows. If the first 8 of 32 AR steps have no drafts, the "
-            "image usually differs little from MAR's image. At 0, the sampler is faster, but often gives a clearly "
-            "different image of the same subject.")
+        more="At 0, the sampler is faster, but often gives a clearly different image of the same subject.")
     denoise: float = knob(0.9, "Used only if 'accepted' is 'renoise'. Share of the guided steps that FastHybrid runs; "
         "before these steps, the draft gets as much noise as these steps remove. Lower is faster and stays closer to "
         "the draft. Usual: 0.9, as in the paper.",
-        low=0.0, high=1.0, step=0.01, advanced=True,
-        more="The paper's comparison uses 15 guided steps for *renoise*.")
+        low=0.0, high=1.0, step=0.01, advanced=True)
     # fmt: on
 
     def streams(self) -> dict[str, int]:

@@ -50,28 +50,21 @@ class GtRSettings(DiSASettings):
     reconstruction_steps: int = knob(1, "Number of AR steps at the end, which decide the second half of the tokens "
         "(the tokens of one colour of a checkerboard); more is slower and finer. Usual: 1; the paper allows 1 or 2.",
         low=0, high=256, step=1, unit="AR steps",
-        more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler. If "
-            "*diffusion_steps_end* also equals *diffusion_steps*, the node runs MAR without acceleration.")
+        more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler.")
     detail_share: float = knob(0.1, "Share of the tokens of an AR step that get the full number of diffusion steps. "
         "These are the tokens with the most detail; the other tokens get fewer diffusion steps. A higher share is "
         "slower and finer. Usual: 0.1; at 0, all tokens of an AR step get the same number of diffusion steps.",
         low=0.0, high=1.0, step=0.01,
-        more="FastAR estimates a token's detail from the transformer's output for this token: more energy in high "
-            "frequencies means more detail. FastAR rounds the number of tokens with the full number of diffusion steps "
-            "down: at 0.1, an AR step with ten tokens has one such token, but an AR step with nine tokens has none. "
-            "The setting has no effect if *diffusion_steps_end* equals *diffusion_steps*.")
+        more="The setting has no effect if *diffusion_steps_end* equals *diffusion_steps*.")
     first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that the first stage takes (see "
         "stages); a higher share spends more AR steps on the layout and fewer on the other stages. Usual: 0.75, which "
         "is 12 of 16 AR steps.",
         low=0.01, high=0.99, step=0.01, advanced=True,
-        more="The second stage takes the same share of the remaining AR steps: at 0.75, 3 of 4. If *stages* is "
-            "*quarters*, *first_share* is a share of all AR steps.")
+        more="The second stage takes the same share of the remaining AR steps: at 0.75, 3 of 4.")
     stages: str = knob(PAPER, "The tokens that are decided before the reconstruction are decided in stages: with "
         "paper, three stages of 1/8, 1/8 and 1/4 of all tokens; with quarters, two stages of 1/4. Usual: paper; "
         "quarters is for workflows that were saved before this setting existed.",
-        choices=(PAPER, QUARTERS), advanced=True,
-        more="*quarters* was our misreading of the paper. *quarters* needs about twice as many AR steps as *paper*: 32 "
-            "AR steps for 256 tokens.")
+        choices=(PAPER, QUARTERS), advanced=True)
     # fmt: on
 
     @property

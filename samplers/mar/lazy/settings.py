@@ -42,55 +42,37 @@ class CacheSettings(HeadGuarantees):
     start_step: int = knob(5, "Up to this AR step, counted from 0, the transformer reuses nothing, because the first "
         "AR steps determine the content; a higher number is slower and more exact. Usual: 5 for 64 AR steps, and 4 "
         "for 32.",
-        low=0, high=4096, step=1, unit="AR steps",
-        more="The cache of the diffusion head (*head_cache*) works from the first AR step on, unless *refresh_period* "
-             "is 1.")
+        low=0, high=4096, step=1, unit="AR steps")
     computed_ratio: float = knob(0.05, "Between two full computations, an AR step computes only a share of the tokens "
         "in the transformer's decoder; computed_ratio is the lowest share (see ratio_schedule). Lower is faster and "
         "less exact. Usual: 0.05; at 1, all tokens are computed.",
-        low=0.0, high=1.0, step=0.01,
-        more="With *ratio_schedule* *constant*, the share always has this value. Otherwise the share falls "
-             "from 1 to this value; *ratio_schedule* sets when the share reaches this value: with *published*, not "
-             "before step 41.")
+        low=0.0, high=1.0, step=0.01)
     ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, in "
         "which the decoder computes all tokens in AR steps 1 to 20, fewer in steps 21 to 40, and the share "
         "computed_ratio from step 41 on. With stretched, this table is spread over all AR steps; for fewer than 64 "
         "AR steps, stretched is faster and less exact than published. With constant, the share is computed_ratio "
         "at every AR step between two full computations. Usual: published for full-size models, constant for the demo.",
-        choices=("published", "stretched", "constant"), advanced=True,
-        more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
-            "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* "
-            "still applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
-            "steps, MAR-H (the largest MAR) takes 10% fewer operations than with *published*. With 64 AR steps, "
-            "*published* and *stretched* use the same shares.\n  - *constant*: *computed_ratio* at every step, as in "
-            "the paper's Figure 6.")
+        choices=("published", "stretched", "constant"), advanced=True)
     selection: str = knob("least-similar", "The decoder always computes the tokens of the current and of the "
         "previous AR step; this setting chooses the other tokens that the decoder computes. Usual: least-similar, "
         "the tokens that changed most, as in the paper.",
         choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
-        more="The other choices gave worse images in the paper. Their rows in the paper's Table 3 are: "
-            "*most-similar* IV, *random* III, *undecided* II and *decided* I. The paper names a choice after the "
-            "tokens that are cached; our names say which tokens are computed. With *undecided* or *decided*, "
-            "*computed_ratio* has no effect: the decoder computes all undecided or all decided tokens, but not the "
-            "extra rows of its input that hold the class (these rows are not tokens of the image).")
+        more="The other choices gave worse images in the paper. If you choose *undecided* or *decided*, "
+            "*computed_ratio* has no effect.")
     condition_cache: bool = knob(True, "Guidance needs the difference between two predictions: one with the label or "
         "prompt, and one without. Between two full computations, this cache reuses the last difference, which halves "
         "the transformer's work; without this cache, runs are slower and more exact.",
         advanced=True,
-        more="Between two full computations, the transformer computes only the prediction with the label or prompt. "
-            "The cache has no effect at *cfg* 1.")
+        more="At *cfg* 1, this cache has no effect.")
     token_cache: bool = knob(True, "Skips tokens that hardly change, and uses their cached values instead. "
         "Without this cache, runs are slower and more exact.",
         advanced=True)
     head_cache: bool = knob(True, "Reuses most of the diffusion head's results from one diffusion step to the next, as "
         "the published code does. Without this cache, runs are slower and more exact.",
-        advanced=True,
-        more="The paper does not describe this cache, but the paper's speed-ups include it.")
+        advanced=True)
     encoder_cache: bool = knob(True, "Reuses the encoder's results for the tokens that were decided earlier, as the "
         "published code does. Without this cache, runs are slower and more exact.",
-        advanced=True,
-        more="The cache holds the keys and values of the encoder's attention layers and, for Harmon and UniPic, also "
-            "the keys and values of the language model. The paper does not mention this cache.")
+        advanced=True)
     # fmt: on
 
     @property

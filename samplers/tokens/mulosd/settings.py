@@ -38,10 +38,8 @@ class MuLoSDSettings(TokenSettings):
         "Lowest probability at which a draft token is accepted; higher is slower and closer to the image of the large "
         "model. Start with 0.3; at 0, the whole draft is accepted, and above 1 every token is resampled.",
         low=0.0, high=1.01, step=0.01,
-        more="The large model gives a probability to every code (a code is a value of a token). For a draft token, "
-            "the sampler adds the probabilities of its code and of similar codes (see *neighbours*), and compares "
-            "the sum with *tau*. The right *tau* depends on the models: read the share of accepted drafts in the "
-            "report, then lower *tau* to accept more drafts, or raise *tau* to accept fewer drafts.")
+        more="The right *tau* depends on the models: read the share of accepted drafts in the report, then lower *tau* "
+            "to accept more drafts, or raise *tau* to accept fewer drafts.")
     expansion: int = knob(1,
         "Tokens within this distance of a rejected token are resampled too; a larger distance is slower and hides "
         "seams better. Usual: 1; at 0, only the rejected tokens are resampled.",
@@ -51,28 +49,22 @@ class MuLoSDSettings(TokenSettings):
         "Share of the draft tokens to accept; above 0, the sampler ignores tau. Higher is faster, and the image is "
         "less like the large model's image. Usual: 0.9 to 0.98; at 0, tau decides which draft tokens are accepted.",
         low=0.0, high=1.0, step=0.01, advanced=True,
-        more="The sampler resamples more tokens than it rejects, because it also resamples the tokens around a "
-            "rejected token (see *expansion*). For example, if *expansion* is 1 and the rejected tokens are spread at "
-            "random over a 32 x 32 grid, the sampler resamples 95 % of all tokens at *acceptance_target* 0.7, and 36 % "
-            "at 0.95.")
+        more="If *expansion* is 1 and the rejected tokens are spread at random over a 32 x 32 grid, the sampler "
+            "resamples 95 % of all tokens at *acceptance_target* 0.7, and 36 % at 0.95.")
     neighbours: int | None = knob(None,
         "The probabilities of this many similar codes (a code is a value of a token) are added to the probability of "
         "the draft token's code; with more neighbours, more draft tokens are accepted. Usual: 1000 for a model with "
         "16,384 codes, and 6 % of the codes for other models; at 0, tau must be much lower.",
-        low=0, high=65536, step=1, full_size_value=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True,
-        more="The demo has 512 codes, so the usual value is 31.")
+        low=0, high=65536, step=1, full_size_value=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True)
     draft_rows: int = knob(4,
         "The draft model drafts this many rows of the small image, the large model verifies these rows, and the "
         "draft model continues from the result; fewer rows are slower. Usual: 4 to 8 (our choice, because the paper "
         "gives no number); at 0, the whole small image is drafted first.",
-        low=0, high=256, step=1, advanced=True,
-        more="With fewer rows, the sampler also accepts fewer draft tokens, because the last row of each draft is "
-            "always enlarged before the small model has drafted the row below.")
+        low=0, high=256, step=1, advanced=True)
     draft_window: int = knob(8,
         "Number of tokens of a row that the draft model decides before it starts the next row; a smaller number is "
         "faster, and the image is less coherent. Usual: 8; at 0, the draft model decides one token after another.",
-        low=0, high=256, step=1, advanced=True,
-        more="The setting works like *window* of ZipAR Sampler.")
+        low=0, high=256, step=1, advanced=True)
     resample_window: int = knob(8,
         "In a resampled area, the large model decides this many tokens of a row before it starts the next row; a "
         "smaller number is faster, but 0 is slowest. Usual: 4 to 16; at 0, the tokens of an area are resampled one "
@@ -85,16 +77,12 @@ class MuLoSDSettings(TokenSettings):
     repair: str = knob(LOCAL,
         "What is resampled after a rejection. Usual: local, which resamples the area around the rejected token. The "
         "other choice, suffix, resamples every token after the rejected token.",
-        choices=(LOCAL, SUFFIX), advanced=True,
-        more="The paper compares *local* with *suffix*. Earlier methods of speculative decoding work like *suffix*.")
+        choices=(LOCAL, SUFFIX), advanced=True)
     draft_parallel: int = knob(0,
         "Number of tokens of the draft that are guessed ahead. One pass of the draft model verifies all guesses, so "
         "fewer passes are needed; in fp32, the draft stays identical. Usual: the draft's side in tokens; at 0, no "
         "guesses are made.",
-        low=0, high=4096, step=1, advanced=True,
-        more="In half precision, guessing gives a different draft, but does not change the distribution from which "
-            "drafts are sampled. On the demo with *tau* 0, *draft_parallel* 8 reduces the passes of both models "
-            "together from 65 to about 28.")
+        low=0, high=4096, step=1, advanced=True)
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def exact(self, side: int) -> bool:
