@@ -28,7 +28,6 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED, checked_seed, output, 
 class Advisor(ModelFirst):
     more = {
         "condition": "Advisor measures batches with one image for each entry of the condition.",
-        "seed": "Advisor uses this seed in the first round, and adds 1 to the seed for each repeat.",
         "draft": "If you connect a draft model, Advisor also tries CSpD or MuLo-SD, whichever works with the model.",
     }
     more_of_outputs = {
@@ -37,8 +36,6 @@ class Advisor(ModelFirst):
             "sampler, Advisor recommends the unaccelerated sampler."
         ),
         "table": "For each sampler, the table has the median, the lowest and the highest speed-up of the repeats.",
-        "image": "Both images are from the first repeat. The preview on the node shows only the image of the "
-        "recommended sampler.",
     }
 
     @classmethod
@@ -63,7 +60,7 @@ class Advisor(ModelFirst):
             search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,
-            widgets=[*widgets(AdviceSettings), seed_widget()],
+            widgets=[*widgets(AdviceSettings), seed_widget(more="")],
             optional=[ANY_DRAFT],
             outputs=outputs,
         )

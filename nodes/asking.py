@@ -40,10 +40,6 @@ class _Head:
 _head = ModelCache(host.devices.get_compute_device, host.devices.get_offload_device)
 
 _SEED = "Controls the randomness of the answers. The seed matters only if temperature is above 0."
-_SEED_IN_BATCH = (
-    "If temperature is above 0, the answer about an image also depends on the position of the image in the batch, but "
-    "not on the other images."
-)
 
 
 class AskAboutImage(io.ComfyNode):
@@ -51,11 +47,6 @@ class AskAboutImage(io.ComfyNode):
         "model": "The possible models are Janus-Pro-1B, Janus-Pro-7B, Janus-Pro-R1-7B, Janus 1.3B and Janus-4o-7B. The "
         "file must hold all weights of the model.",
         "image": "FastAR scales an image so that its longer side has 384 pixels, and pads it with grey to a square.",
-        "temperature": (
-            "At 0, the same question about the same image always gets the same answer. Above 0, the model samples each "
-            "word from the fewest likeliest words whose probabilities add up to at least 0.95. The authors' demo uses "
-            "0.1."
-        ),
     }
     more_of_outputs = {
         "answer": (
@@ -86,7 +77,7 @@ class AskAboutImage(io.ComfyNode):
             "can be the prompt of another node.",
             search_aliases=["caption", "describe", "interrogate", "image to text", "vision", "vqa", "janus"],
             sockets=[TOKEN_MODEL.Input("model", tooltip="A Janus model, from Load Janus."), image],
-            widgets=[question, seed_widget(tooltip=_SEED, more=_SEED_IN_BATCH), *widgets(AnswerSettings)],
+            widgets=[question, seed_widget(tooltip=_SEED, more=""), *widgets(AnswerSettings)],
             outputs=[output(io.String, "answer", "One answer for each image.", is_output_list=True)],
             hidden=[io.Hidden.unique_id],
         )

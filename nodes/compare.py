@@ -54,7 +54,6 @@ class CompareSettings(Settings):
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="For example, if *columns* is 0, four cells are shown as two rows of two.",
     )
     baseline: int = knob(
         0,
@@ -63,12 +62,9 @@ class CompareSettings(Settings):
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="With any other number, the cell with that number is the baseline of all cells. At 0, each kind of "
-        "model (such as MAR, LlamaGen and Tar) gets its own group of cells with its own baseline, because the networks "
-        "and image sizes of different kinds differ. Within one kind, two models, or two image sizes, also get separate "
-        "groups if each of them has several cells. If a group has no report of an unaccelerated sampler, the baseline "
-        "is an accelerated sampler whose settings give the same image as the unaccelerated sampler. If the group has "
-        "no such sampler either, the baseline is the sampler that made the most passes.",
+        more="At 0, each kind of model (such as MAR, LlamaGen and Tar) gets its own group of cells with its own "
+        "baseline. Within one kind, two models, or two image sizes, also get separate groups if each of them has "
+        "several cells.",
     )
     differences: bool = knob(
         False,
@@ -120,9 +116,7 @@ class Compare(io.ComfyNode):
     """
 
     more = {
-        "image_1": "The editor first shows sockets for two images and their reports. When you connect an image to the "
-        "last image socket, the editor adds sockets for one more image and its report.",
-        "report_1": "For example, *report_2* belongs to *image_2*. Without a report, the cell shows no numbers.",
+        "report_1": "Without a report, the cell shows no numbers.",
         "labels": (
             "If a label has a character that English does not use, FastAR needs a font with this character on the "
             "machine that runs ComfyUI. Without such a font, the image shows the character's code, such as [4E2D]."
@@ -439,18 +433,15 @@ class TokenMapSettings(Settings):
         "token's draft. The help page explains the other choices.",
         choices=WHAT,
         more="\n  - *fixed at step*: the AR step (MAR) or the pass of the transformer (LlamaGen, Tar, PAR, ZipAR, "
-        "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same as *fixed "
-        "at step*, with the number of the step on every token.\n  - *outcome*: accepted drafts are blue. Drafts that "
-        "CSpD or MuLo-SD rejected are vermilion. Two kinds of drafts are orange: drafts that FastHybrid resampled, "
-        "and accepted drafts that MuLo-SD resampled because a draft near them was rejected. Tokens without a draft "
-        "are dark grey. In inpainting, tokens that stay unchanged are nearly black.\n  - *accepted*, *redone* "
-        "(resampled), *rejected*: only the tokens with this outcome have a colour.\n  - *cached*: number of AR steps "
-        "in which the sampler took the token from LazyMAR's cache, from dark blue (fewest) to yellow (most).\n  - "
-        "*tokens per step*: number of tokens that were decided in the same step or pass, from dark blue (fewest) to "
-        "yellow (most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, each with its own colour and "
-        "number.\n  - *waves* (MuLo-SD): within each island, the pass in which the token was resampled, from dark "
-        "blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): accepted drafts that were resampled because a "
-        "draft near them was rejected.",
+        "MuLo-SD) that decided the token.\n  - *order*: the same as *fixed at step*, with the number of the step on "
+        "every token.\n  - *outcome*: accepted drafts are blue. Drafts that CSpD or MuLo-SD rejected are vermilion. "
+        "Drafts that FastHybrid resampled are orange. The *expanded* drafts of MuLo-SD are orange, too. Tokens without "
+        "a draft are dark grey.\n  - *accepted*, *redone* (resampled), *rejected*: only the tokens with this outcome "
+        "have a colour.\n  - *cached*: number of AR steps in which the sampler took the token from LazyMAR's cache.\n  - "
+        "*tokens per step*: number of tokens that were decided in the same step or pass.\n  - *islands* (MuLo-SD): "
+        "connected areas of resampled tokens, each with its own colour and number.\n  - *waves* (MuLo-SD): within each "
+        "island, the pass in which the token was resampled.\n  - *expanded* (MuLo-SD): accepted drafts that were "
+        "resampled because a draft near them was rejected.",
     )
     opacity: float = knob(
         0.6,
@@ -468,8 +459,7 @@ def _current_map(what: Any) -> Any:
 
 class TokenMap(io.ComfyNode):
     more_of_outputs = {
-        "image": "Each map has a legend below it. If you connect nothing to this output, the node itself shows the "
-        "maps.",
+        "image": "If you connect nothing to this output, the node itself shows the maps.",
     }
 
     @classmethod
@@ -531,9 +521,9 @@ class ReportSettings(Settings):
         "text is for reading, json is for programs, and csv is for a spreadsheet. The help page "
         "explains the names in the report.",
         choices=("text", "json", "csv"),
-        more="\n  - *json*: the JSON that the command line writes for a single run. The JSON leaves out counts that do "
-        "not apply to the sampler.\n  - *csv*: one line with the names of the columns, and one line with the numbers, "
-        "without units. The column *acceptance* holds the share of accepted drafts, as a fraction from 0 to 1.",
+        more="\n  - *json*: the JSON that the command line writes for a single run.\n  - *csv*: one line with the "
+        "names of the columns, and one line with the numbers, without units. The column *acceptance* holds the share "
+        "of accepted drafts, as a fraction from 0 to 1.",
     )
 
 

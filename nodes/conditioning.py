@@ -96,9 +96,6 @@ class LabelSettings(Settings):
         "The list in which FastAR looks up the labels. Usual: auto, which takes the list of the connected model; "
         "picture-book is the demo's list, and imagenet-1k is the list of the official models.",
         choices=(AUTO, *label_sets()),
-        more="\n  - *picture-book* (the demo): 0 sunset, 1 mountains, 2 flower, 3 fish, 4 house, 5 tree, 6 planet, "
-        "7 boat, 8 balloon, 9 cat.\n  - *imagenet-1k* (the official models): 1000 classes, for example 1 goldfish, "
-        "207 golden retriever, 281 tabby.",
     )
     images_per_label: int = _images("Number of images of every label")
 
@@ -162,13 +159,11 @@ def set_of_entry(checkpoint: Any) -> str | None:
 class ClassLabel(io.ComfyNode):
     more = {
         "labels": (
-            "Capital letters do not matter. If the connected model does not know a name, FastAR says so before the "
-            "workflow runs, and suggests similar names. If you write `{cat|boat}`, ComfyUI picks one of the two names "
-            "for every run."
+            "The number of a demo name is its position in this list, from 0 to 9. Capital letters do not matter. If "
+            "you write `{cat|boat}`, ComfyUI picks one of the two names for every run."
         ),
-        "images_per_label": "The images of one label follow each other in the batch. A batch has at most 256 images.",
-        "add_label": "If no model is connected, *label_set* determines which labels the menu offers. If you choose a "
-        "label in *add_label*, the text of *labels* may be empty.",
+        "images_per_label": "A batch has at most 256 images.",
+        "add_label": "If you choose a label in *add_label*, the text of *labels* may be empty.",
     }
 
     @classmethod
@@ -275,18 +270,11 @@ _LAKE = "a red boat on a calm lake"
 class TextPrompt(io.ComfyNode):
     more = {
         "text": (
-            "FastAR joins the lines. It also prepares the text as the authors prepared their training captions: it "
-            "changes the text to lower case, and removes web addresses, markup, file names, long numbers and most "
-            "symbols. The text may have at most 20,000 characters. ComfyUI replaces `{red|blue}` with one of the two "
-            "words for every run, as in CLIP Text Encode."
+            "FastAR changes the text to lower case, and removes web addresses, markup, file names, long numbers and "
+            "most symbols. ComfyUI replaces `{red|blue}` with one of the two words for every run, as in CLIP Text "
+            "Encode."
         ),
-        "encoder": (
-            "The download of flan-t5-xl is 11 GB. Your own copy may be a Hugging Face folder or a single file. If "
-            "your copy also holds the decoder of Flan-T5, FastAR ignores the decoder. The vectors of the text "
-            "encoder must have the length with which the model was trained; otherwise the sampler stops with an "
-            "error."
-        ),
-        "dtype": "FastAR does not offer fp16, because the encoder overflows in fp16.",
+        "encoder": "The download of flan-t5-xl is 11 GB. Your own copy may be a Hugging Face folder or a single file.",
     }
 
     @classmethod
@@ -392,18 +380,11 @@ class PromptLines(PromptImages):
 class Prompt(io.ComfyNode):
     more = {
         "text": (
-            "FastAR does not correct or rewrite the text. The text may have at most 20,000 characters. ComfyUI "
-            "replaces `{red|blue}` with one of the two words for every run, as in CLIP Text Encode. Harmon and "
-            "UniPic get the prompt after the words *Generate an image:*. Janus gets only the prompt, without spaces "
-            "at its beginning and end. BitDance gets the prompt as the user's message in a chat. NextStep gets the "
-            "prompt without changes. The following have no special meaning, because the model reads them as plain "
-            "text: `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__`, BREAK, and names of control tokens "
-            "such as `<|im_end|>`. In their benchmarks, Harmon's authors end every prompt with a full stop."
+            "ComfyUI replaces `{red|blue}` with one of the two words for every run, as in CLIP Text Encode. The "
+            "model reads `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK as plain text. In their "
+            "benchmarks, Harmon's authors end every prompt with a full stop."
         ),
-        "negative": (
-            "If *cfg* is 1, the negative prompt has no effect. If the model is a Janus or a BitDance, the editor "
-            "hides this field, because these models do not read a negative prompt."
-        ),
+        "negative": "If *cfg* is 1, the negative prompt has no effect.",
     }
 
     @classmethod
@@ -483,19 +464,13 @@ _CHANGE = "make it night"
 
 class ImageAndPrompt(io.ComfyNode):
     more = {
-        "image": (
-            "A square image keeps the most detail. Janus-4o reads the image in two ways: its vision tower (an image "
-            "encoder) extracts the content, and its VQ tokenizer turns the pixels into 576 tokens. For "
-            "NextStep-1-Large-Edit, the autoencoder turns the pixels into 1,024 tokens."
-        ),
-        "text": "The model reads the names of control tokens, such as `<|im_end|>`, as plain text.",
+        "image": "A square image keeps the most detail.",
     }
     more_of_outputs = {
         "condition": (
             "FastAR refuses this condition for models that were not trained to edit, such as Janus-Pro and "
-            "NextStep-1.1, because these models would ignore the image. FastAR decides by a model's name whether the "
-            "model was trained to edit. If FastAR cannot tell from the name, FastAR runs the model, and the sampler's "
-            "report contains a warning."
+            "NextStep-1.1. FastAR decides by a model's name whether the model was trained to edit. If FastAR cannot "
+            "tell from the name, FastAR runs the model, and the sampler's report contains a warning."
         ),
     }
 
@@ -577,20 +552,12 @@ _BATCH = 8
 
 
 _CODES_SEED = "Controls the randomness of the codes. A different seed gives a different image of the same prompt."
-_CODES_SEED_MORE = (
-    "The codes of an image depend on the position of the image in the batch, but not on the other images. The seed of "
-    "the sampler only changes how the codes are turned into pixels."
-)
+_CODES_SEED_MORE = "The seed of the sampler only changes how the codes are turned into pixels."
 
 
 class TarPrompt(io.ComfyNode):
     more = {
-        "text": (
-            "FastAR does not correct or rewrite the text. The text may have at most 20,000 characters and must fit "
-            "the model's context length. ComfyUI replaces `{red|blue}` with one of the two words for every run, as "
-            "in CLIP Text Encode. The model reads the names of control tokens, such as `<|im_end|>`, as plain text. "
-            "With an empty text, the model generates an unconditional image."
-        ),
+        "text": "ComfyUI replaces `{red|blue}` with one of the two words for every run, as in CLIP Text Encode.",
         "preset": RECOMMENDS,
         "images": "Each image gets its own codes.",
         "first_image": (
@@ -676,8 +643,8 @@ class ImageToCodesSettings(Settings):
         "Number of semantic codes that describe the image; fewer codes keep less of the image. Usual: 729, the number "
         "that Tar's training used most.",
         choices=DETAILS,
-        more="The menu shows the numbers of codes of the official TA-Tok. If your TA-Tok gives different numbers of "
-        "codes, choose 729 for its largest number, 169 for the second largest, and 81 for the third largest.",
+        more="If your TA-Tok gives different numbers of codes, choose 729 for its largest number, 169 for the second "
+        "largest, and 81 for the third largest.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(
@@ -696,11 +663,9 @@ class ImageToCodes(io.ComfyNode):
     more = {
         "image": "With the official TA-Tok, the square has 384 x 384 pixels.",
         "ta_tok": (
-            "The file must hold the complete TA-Tok. The file of a de-tokenizer often contains only the part of the "
-            "TA-Tok that reads codes, but this node needs the part that reads images. Put your own files into "
-            "`models/fastar`."
+            "The file of a de-tokenizer often contains only the part of the TA-Tok that reads codes, but this node "
+            "needs the part that reads images. Put your own files into `models/fastar`."
         ),
-        "dtype": "With every setting, TA-Tok uses fp32 to find the nearest code for each feature of the image.",
     }
 
     @classmethod

@@ -31,7 +31,6 @@ class CropSettings(Settings):
         low=inpainting.LEAST_CONTEXT,
         high=8.0,
         step=0.05,
-        more="The mask's side is the longer side of the smallest rectangle around the mask.",
     )
 
 
@@ -46,16 +45,14 @@ class PasteSettings(Settings):
         low=0,
         high=128,
         step=1,
-        more="The border must fit into the crop. A small mask has a small crop, so the border around a small mask "
-        "may be narrower than *feather*.",
+        more="The border must fit into the crop, so the border around a small mask may be narrower than *feather*.",
     )
     match_colours: bool = knob(
         True,
         "Changes the colours of the new background (everything in the inpainted area except the subject) to the "
         "colours around the mask, so that no edge is visible. When this is off, the new background keeps the model's "
         "colours.",
-        more="The model's colours may not fit your image; for example, the model may put an orange sunset into a blue "
-        "sky. If the subject does not look like the background, for example a boat in front of the sky, the subject "
+        more="If the subject does not look like the background, for example a boat in front of the sky, the subject "
         "keeps its colours, except where it touches the edge of the mask.",
     )
 

@@ -371,11 +371,10 @@ class _Loader(io.ComfyNode):
         return None
 
 
-# The end of a sentence on dtypes, for families with 4-bit dtypes.
+# The end of a text on dtypes: of families without, and of families with 4-bit dtypes.
+_EIGHT_BITS = "*int8* changes the image less than *fp8* does; see docs/precision.md in the repository."
 _FOUR_BITS = (
-    "*int4* stores the feed-forward layers of these blocks in 4 bits and the attention layers in 8 bits. *int4-g64* "
-    "stores both kinds of layers in 4 bits, for the smallest GPUs. *int8* changes the image less than *fp8*, *int4* "
-    "and *int4-g64* do; see docs/precision.md in the repository."
+    "*int8* changes the image less than *fp8*, *int4* and *int4-g64* do; see docs/precision.md in the repository."
 )
 _KL = (
     "The autoencoder that turns latents into images. Usual: auto, which loads the autoencoder that the model was "
@@ -411,19 +410,13 @@ class LoadMAR(_Loader):
             "`.safetensors` files or the official `.pth` files. Press *R* in the editor to refresh the list."
         ),
         "decoder": "If you choose a different autoencoder, it must decode the same kind of latents.",
-        "dtype": (
-            "In MAR, *bf16* is less precise than *fp16*, and the difference may be visible. These parts always use "
-            "fp32: the decoder, the last layer of the diffusion head, the diffusion arithmetic, and the residual sums "
-            "and norms in the transformer blocks. *int8* and *fp8* store the weights of the transformer blocks in "
-            "8 bits. *int8* changes the image less than *fp8* does; see docs/precision.md in the repository."
-        ),
+        "dtype": f"In MAR, *bf16* is less precise than *fp16*, and the difference may be visible. {_EIGHT_BITS}",
+        "weights": "The official `checkpoint-last.pth` holds both kinds of weights.",
     }
     more_of_outputs = {
         "vae": (
-            "You can also connect *vae* to VAE Encode (for Inpainting) and VAESave. If you connect *vae* to one of "
-            "ComfyUI's nodes for videos, sounds or meshes, ComfyUI's node stops with an error. VAE Encode scales any "
-            "image to the size of the images that the model generates. The demo model generates 64 x 64 pixels, and "
-            "its decoder enlarges them to 256 x 256 pixels. The section Notes describes VAE Decode (Tiled)."
+            "You can also connect *vae* to VAE Encode (for Inpainting) and VAESave. VAE Encode scales any image to "
+            "the size of the images that the model generates."
         ),
     }
 
@@ -447,21 +440,13 @@ class LoadHybrid(_Loader):
     socket = _MAR_OUTPUT
     more = {
         "checkpoint": (
-            "Your own model may be a Hugging Face folder, in which the weights are one file or several files (shards). "
-            "Your model may also be a single `.safetensors` file, or the authors' `.pth` or `.bin` file. FastAR reads "
-            "the tokenizer from the folder of the model: either `tokenizer.json`, or `vocab.json` and `merges.txt`. If "
-            "the model is a single file, for example `my.safetensors`, its tokenizer may also be `my.tokenizer.json`. "
-            "If there is no tokenizer, FastAR downloads one. Press *R* in the editor to refresh the list."
+            "Your own model may be a Hugging Face folder, a single `.safetensors` file, or the authors' `.pth` or "
+            "`.bin` file. FastAR reads the tokenizer from the folder of the model: either `tokenizer.json`, or "
+            "`vocab.json` and `merges.txt`. If there is no tokenizer, FastAR downloads one. Press *R* in the editor to "
+            "refresh the list."
         ),
         "decoder": "For the official models, *auto* loads the autoencoder KL-16 of MAR.",
-        "dtype": (
-            "FastAR does not offer fp16, because the language model overflows in fp16. The last layer of the diffusion "
-            "head, the diffusion arithmetic and the decoder always use fp32. *int8* and *fp8* store the weights of the "
-            "transformer blocks in 8 bits. *int8* changes the image less than *fp8* does; see docs/precision.md in the "
-            "repository."
-        ),
-        "size": "For other sizes, FastAR resizes the tables of token positions, and the report states the chosen size "
-        "and the size of the training images, in tokens.",
+        "dtype": _EIGHT_BITS,
     }
     more_of_outputs = {
         "vae": (
@@ -501,26 +486,15 @@ class LoadLlamaGen(_Loader):
             "from a text prompt; connect LlamaGen Prompt.\n  - *par-...*: models that were trained to decide 4 or "
             "16 tokens per pass. Only PAR Sampler can run them."
         ),
-        "decoder": (
-            "FastAR refuses a tokenizer whose number of codes differs from the model's number of codes. If the model's "
-            "file does not name its tokenizer, the report warns you that the chosen tokenizer may be the wrong one."
-        ),
+        "decoder": "FastAR refuses a tokenizer whose number of codes differs from the model's number of codes.",
         "grid": (
-            "*auto* reads the number from the metadata, the training arguments or the RoPE table (a table of token "
-            "positions) in the file. If the file holds none of these three, FastAR computes the number from the image "
-            "size in the file's name (256 in *c2i_B_256.pt*). If the file is your own, the report then says that the "
-            "number comes from the file's name."
+            "If the file does not state the number, *auto* computes it from the image size in the file's name (256 in "
+            "*c2i_B_256.pt*)."
         ),
-        "dtype": (
-            "bf16 is the precision of the training. The decoder always uses fp32. *int8* and *fp8* store the weights "
-            f"of the transformer blocks in 8 bits. {_FOUR_BITS}"
-        ),
+        "dtype": _FOUR_BITS,
     }
     more_of_outputs = {
-        "vae": (
-            "Every position of a latent holds the vector of one code. You may modify a latent, because VAE Decode "
-            f"first replaces every vector with the vector of the nearest code. {_TILES}"
-        ),
+        "vae": _TILES,
     }
 
 
@@ -551,12 +525,8 @@ class LoadTarDetokenizer(_Loader):
         ),
         "ta_tok": "FastAR refuses a TA-Tok whose features do not have the width that AR-DTok reads.",
         "decoder": "FastAR refuses a decoder whose number of codes differs from AR-DTok's.",
-        "grid": "FastAR refuses a number that is too large for the file. If you choose a number that is smaller than "
-        "the number in the file, FastAR uses your number, and the report says so.",
-        "dtype": (
-            "The setting applies to AR-DTok and TA-Tok, which were trained in bf16. The decoder always uses fp32. "
-            f"*int8* and *fp8* store the weights of the transformer blocks in 8 bits. {_FOUR_BITS}"
-        ),
+        "grid": "FastAR refuses a number that is too large for the file.",
+        "dtype": f"The setting applies to AR-DTok and TA-Tok, but not to the decoder. {_FOUR_BITS}",
     }
     more_of_outputs = {
         "vae": _TILES,
@@ -585,10 +555,7 @@ class LoadTar(_Loader):
 
     more = {
         "checkpoint": "Press *R* in the editor to refresh the list.",
-        "dtype": (
-            f"bf16 is the precision of the training. *int8* and *fp8* store the weights of the transformer blocks in 8 "
-            f"bits. {_FOUR_BITS}"
-        ),
+        "dtype": _FOUR_BITS,
     }
 
     @classmethod
@@ -683,14 +650,10 @@ class LoadJanus(_Loader):
         "checkpoint": (
             "FastAR supports Janus 1.3B, Janus-Pro-1B and Janus-Pro-7B, and two fine-tunes, Janus-4o-7B and "
             "Janus-Pro-R1-7B. A model folder may have the layout of deepseek-ai or of the package *transformers*. The "
-            "weights may be `.safetensors` or the official `.bin`, in one file or in several (shards); `config.json` "
-            'is optional. If the name of the folder contains "1.3b", FastAR uses the prompt template of Janus 1.3B, '
-            "which differs from the template of Janus-Pro."
+            'weights may be `.safetensors` or the official `.bin`. If the name of the folder contains "1.3b", FastAR '
+            "uses the prompt template of Janus 1.3B, which differs from the template of Janus-Pro."
         ),
-        "dtype": (
-            "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store the "
-            f"weights of the transformer blocks in 8 bits. {_FOUR_BITS}"
-        ),
+        "dtype": _FOUR_BITS,
     }
     more_of_outputs = {
         "model": "You can also connect *model* to the nodes Advisor, Any Sampler, Sweep and Ask about Image.",
@@ -728,30 +691,23 @@ class LoadBitDance(_Loader):
 
     more = {
         "checkpoint": (
-            "Your own ImageNet model is a `.pt` or `.safetensors` file. A 14B model is a folder in the authors' layout "
-            "(`config.json`, the weight files of the language model, `vision_head.safetensors`, "
-            "`projector.safetensors`, `ae.safetensors`, the tokenizer) or in the layout of the package *diffusers* "
-            "(the folders `text_encoder`, `diffusion_head`, `projector`, `autoencoder` and `tokenizer`)."
+            "Your own ImageNet model is a `.pt` or `.safetensors` file. The folder of a 14B model has the authors' "
+            "layout or the layout of the package *diffusers*."
         ),
         "decoder": (
             "FastAR refuses an autoencoder whose number of bits or pixels per token differs from the model's number."
         ),
         "dtype": (
-            "FastAR does not offer fp16, because nobody has tested BitDance in fp16. The autoencoder, the positions "
-            "of the tokens, and tokens that are being denoised always use fp32. *int8* and *fp8* store the weights "
-            f"of the transformer blocks in 8 bits. {_FOUR_BITS} With each of these four dtypes, everything except the "
-            "transformer blocks has the same precision as with *auto*. If the weights in the file are already int8 or "
-            "scaled fp8, *auto* keeps them; any other choice converts them."
+            f"{_FOUR_BITS} If the weights in the file are already int8 or scaled fp8, *auto* keeps them; any other "
+            "choice converts them."
         ),
     }
     more_of_outputs = {
         "model": "You can also connect it to Any Sampler, Sweep and Advisor.",
         "vae": (
-            "A latent has one channel for each bit of a token, with the values -1 and +1. You may modify a latent, "
-            "because VAE Decode uses only the signs of the values. If the size of your image is one of the model's "
-            "sizes, VAE Encode keeps the size; otherwise, VAE Encode scales the image to the model's size with the "
-            "most similar aspect ratio. **VAE Decode (Tiled) stops with an error**: the decoder normalises over the "
-            "whole image, so tiles would give a different image."
+            "If the size of your image is one of the model's sizes, VAE Encode keeps the size; otherwise, VAE Encode "
+            "scales the image to the model's size with the most similar aspect ratio. **VAE Decode (Tiled) stops with "
+            "an error.**"
         ),
     }
 
@@ -790,18 +746,11 @@ class LoadNextStep(_Loader):
         ),
         "decoder": (
             "*auto* loads the autoencoder from the folder `vae` in the model's folder. The folder of NextStep-1 has no "
-            "folder `vae`. For NextStep-1, *auto* loads the autoencoder from the folder `NextStep-1-f8ch16-Tokenizer` "
-            "beside the model's folder. If this folder is missing, too, *auto* loads *nextstep-f8ch16*, which is a "
-            "download. FastAR refuses an autoencoder whose number of channels or stride (pixels per latent position) "
-            "does not fit the model."
+            "folder `vae`. For NextStep-1, *auto* downloads the autoencoder *nextstep-f8ch16*, unless the folder "
+            "`NextStep-1-f8ch16-Tokenizer` is beside the model's folder. FastAR refuses an autoencoder whose number of "
+            "channels or stride (pixels per latent position) does not fit the model."
         ),
-        "dtype": (
-            "The models were trained in bf16; FastAR converts the weights of an fp32 file to the chosen dtype while "
-            "it reads them. FastAR does not offer fp16, because nobody has tested NextStep in fp16. The autoencoder, "
-            "the last layer of the head, and the token that the head is denoising always use fp32. *int8* and *fp8* "
-            f"store the weights of the transformer blocks in 8 bits. {_FOUR_BITS} We have not measured how much 4 bits "
-            "change the images of NextStep."
-        ),
+        "dtype": f"{_FOUR_BITS} We have not measured how much 4 bits change the images of NextStep.",
     }
     more_of_outputs = {
         "model": "You can also connect it to Any Sampler, Sweep and Advisor.",

@@ -116,17 +116,14 @@ def _last(widget: Any) -> bool:
 MORE_OF_MANY = {
     "allow_download": (
         "FastAR does not download files that are already in the Hugging Face cache. If you cancel a download, the "
-        "download stops after the current 10 MB, and the next run resumes the download."
+        "next run resumes the download."
     ),
     "speed": (
         "On an NVIDIA GPU, *plain* takes two to eight times as long as *auto*. With *auto*, the first two runs of "
         "each image size and batch size are slower than later runs. If ComfyUI keeps weights in system memory, "
-        "*auto* works like *plain*, even on an NVIDIA GPU; the report then gives this reason. *compile* compiles the "
-        "transformer blocks, and the diffusion steps of MAR and BitDance. Compilation needs Triton on a GPU, or a "
-        "C++ compiler on a CPU. The report lists parts that ran without compilation."
+        "*auto* works like *plain*. Compilation needs Triton on a GPU, or a C++ compiler on a CPU."
     ),
-    "weights": "The official `checkpoint-last.pth` of MAR holds both kinds of weights. With *auto*, the report says "
-    "which weights FastAR has read.",
+    "weights": "With *auto*, the report says which weights FastAR has read.",
     "images": "Usual: 1 to 4.",
     "latent_image": (
         "*batch_size* of Empty Latent Image sets how many images are generated from a single label or prompt. VAE "

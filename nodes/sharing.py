@@ -34,15 +34,12 @@ class LoadReport(io.ComfyNode):
         "image": "For an animation, this is the first frame.",
         "table": (
             "If the node Compare compared the runs, the table also states PSNR, SSIM and speed-up of each run, "
-            "relative to the baseline (the run with which Compare compared the other runs). The table states no "
-            "speed-up if a run differs from the baseline in model, image size, inpainted area, device, dtype or number "
-            "of threads, if ComfyUI was restarted between the two runs, or if the time of one of the two runs includes "
-            "one-time work (*first run*)."
+            "relative to the baseline (the run with which Compare compared the other runs)."
         ),
         "samplers": (
             "If you use the same model, condition and seed again, Any Sampler generates the same image from the line. "
             "But a line cannot repeat a run that inpainted an image, enlarged a draft with an upscale model, or used "
-            "settings that this version of FastAR does not have. For such a run, the node shows a warning."
+            "settings that this version of FastAR does not have."
         ),
     }
 

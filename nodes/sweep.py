@@ -86,8 +86,7 @@ class SweepSettings(Settings):
         more="For *checkpoint*, the sweep runs the loader that is connected to *model* once for each value. For "
         "*label* or *prompt*, the sweep runs the node that is connected to *condition* once for each value; "
         "this node must be Class Label, Prompt (FastAR), LlamaGen Prompt or Tar Prompt, and must be connected "
-        "directly. All other inputs of these nodes stay unchanged. The models of all checkpoints are in system "
-        "memory at the same time.",
+        "directly. The models of all checkpoints are in system memory at the same time.",
     )
     y: str = knob(
         NONE,
@@ -134,22 +133,15 @@ def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
 class SweepNode(ModelFirst):
     more = {
         "x_values": (
-            "Equal values, such as *0.5, 0.50*, count once. For a setting with choices, write the names of the "
-            "choices. For checkpoints, write names of files, or names from the loader's menu without the size, such as "
-            "*demo, mar-base*."
+            "For a setting with choices, write the names of the choices. For checkpoints, write names of files, or "
+            "names from the loader's menu without the size, such as *demo, mar-base*."
         ),
         "seeds": "The table and the plot show the medians of times, speed-ups and PSNR, and the means of all other "
-        "numbers. In the grid, each seed has its own cells. A sweep has at most 1024 cells.",
-        "folder": (
-            "Each cell is a PNG file with its report in the metadata. The name of the file begins with the sampler and "
-            "the seed."
-        ),
+        "numbers. A sweep has at most 1024 cells.",
+        "folder": "Each cell is a PNG file with its report in the metadata.",
     }
     more_of_outputs = {
-        "image": "The image has a column for each value of x, and a row for each value of y and each seed. For "
-        "example, 2 values of y and 3 seeds give 6 rows.",
-        "table": "The node itself shows at most six rows of the table.",
-        "plot": "The setting *measure* chooses the measure.",
+        "image": "The image has a column for each value of x, and a row for each value of y and each seed.",
     }
 
     @classmethod

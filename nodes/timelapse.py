@@ -38,17 +38,14 @@ class TimeLapseSettings(Settings):
         low=1.0,
         high=10.0,
         step=0.5,
-        more="After the slowest run has ended, the animation shows the finished images for two more seconds.",
     )
 
 
 class TimeLapse(io.ComfyNode):
     more = {
-        "image_1": "The animation shows all runs at the same size.",
-        "report_1": "A report from Load Report does not work here, because a saved report does not hold the order of "
-        "the tokens.",
-        "filename_prefix": "Only ComfyUI's editor replaces *%date:yyyy-MM-dd%* and *%Node.widget%*. If a program "
-        "sends the workflow without the editor, use *%year%*, *%month%* and *%day%* instead.",
+        "report_1": "A report from Load Report does not work here.",
+        "filename_prefix": "If a program sends the workflow without the editor, use *%year%*, *%month%* and *%day%* "
+        "for the date.",
     }
     more_of_outputs = {
         "frames": "To save an MP4 file, set *fps* of Create Video to 12.",

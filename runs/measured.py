@@ -53,10 +53,8 @@ class AdviceSettings(Settings):
     repeats: int = knob(2, "The first round tries every sampler once; this setting is the number of repeats after the "
         "first round. More repeats take longer and give steadier results. Usual: 2.",
         low=1, high=100, step=1,
-        more="After the first round and after each repeat, Advisor drops the samplers that are too slow to be the "
-            "fastest, or too far outside the limit. In each repeat, every remaining sampler runs once, and right "
-            "before or right after each of these runs, the unaccelerated sampler runs once. During the repeats, the "
-            "node shows the largest number of minutes that the rest can take.")
+        more="After each round, Advisor drops the samplers that are too slow to be the fastest, or too far outside "
+            "the limit.")
 
 
     @property
