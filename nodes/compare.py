@@ -437,8 +437,8 @@ class TokenMapSettings(Settings):
         "every token.\n  - *outcome*: accepted drafts are blue. Drafts that CSpD or MuLo-SD rejected are vermilion. "
         "Drafts that FastHybrid resampled are orange. The *expanded* drafts of MuLo-SD are orange, too. Tokens without "
         "a draft are dark grey.\n  - *accepted*, *redone* (resampled), *rejected*: only the tokens with this outcome "
-        "have a colour.\n  - *cached*: number of AR steps in which the sampler took the token from LazyMAR's cache.\n  - "
-        "*tokens per step*: number of tokens that were decided in the same step or pass.\n  - *islands* (MuLo-SD): "
+        "have a colour.\n  - *cached*: number of AR steps in which the sampler took the token from LazyMAR's cache.\n"
+        "  - *tokens per step*: number of tokens that were decided in the same step or pass.\n  - *islands* (MuLo-SD): "
         "connected areas of resampled tokens, each with its own colour and number.\n  - *waves* (MuLo-SD): within each "
         "island, the pass in which the token was resampled.\n  - *expanded* (MuLo-SD): accepted drafts that were "
         "resampled because a draft near them was rejected.",
