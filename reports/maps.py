@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import UserError, amount
 from .drawing import PAD, Canvas, Colour, Ink, Size, line_height, resize, text_width
-from .record import ACCEPTED, CACHED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
+from .record import ACCEPTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
 
 # Outcome value to name and colour.
 OUTCOMES: dict[int, tuple[str, Colour]] = {
@@ -22,7 +22,6 @@ OUTCOMES: dict[int, tuple[str, Colour]] = {
     REDONE: ("redone", (230, 159, 0)),
     REJECTED: ("rejected", (213, 94, 0)),
     EXPANDED: ("expanded", (230, 159, 0)),  # same colour as redone: both are resampled, and no report has both
-    CACHED: ("cached", (168, 168, 168)),
     PLAIN: ("plain", (74, 74, 82)),
     GIVEN: ("given", (40, 40, 46)),
 }
@@ -173,7 +172,7 @@ def _colour_ramp(grid: np.ndarray, low: int, high: int) -> _Coloured:
 def _colour_outcomes(what: str, grid: np.ndarray, low: int, high: int) -> _Coloured:
     """Colours [h, w, 3], weights [h, w] and legend of an outcome map [h, w].
 
-    Other outcomes than ``what`` are dimmed. A value without a name, such as 3 of earlier versions, is drawn as plain.
+    Other outcomes than ``what`` are dimmed. A value without a name (3 or 4 of earlier versions) is drawn as plain.
     """
     grid = np.where(np.isin(grid, list(OUTCOMES)), grid, PLAIN)
     colours = np.zeros((*grid.shape, 3), np.uint8)

@@ -45,8 +45,8 @@ from .work import OF_DRAFT, Work
 
 T = TypeVar("T")
 
-# Outcomes of a token: the values of the map "outcome" (3 is unused; it marked drafts that were not verified yet).
-PLAIN, ACCEPTED, REDONE, CACHED, REJECTED, GIVEN, EXPANDED = 0, 1, 2, 4, 5, 6, 7
+# Outcomes of a token: the values of the map "outcome". No sampler writes 3 or 4 any more.
+PLAIN, ACCEPTED, REDONE, REJECTED, GIVEN, EXPANDED = 0, 1, 2, 5, 6, 7
 
 # Counts in the order in which they are listed, each with the title of its column in tables, or "" if it has none. A
 # column is left out if no run has the count.
