@@ -62,7 +62,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "long an image takes",
     )
     add("--seed", default="7", help="seed of the noise; default 7")
-    add("--quick", action="store_true", help="run only one AR step instead of generating images")
+    add(
+        "--quick",
+        action="store_true",
+        help="run only the first AR step, passes or blocks instead of generating images",
+    )
     add("--out", default="check.png", metavar="FILE", help="the image; default check.png")
     add("--json", default="check.json", metavar="FILE", help="the results; default check.json")
     parser.set_defaults(speed=PLAIN)
@@ -153,7 +157,7 @@ def fitting(what: Subject, memory: int) -> str:
         needed = need(entry, dtype)
         taken = seconds(entry, dtype, card)
         fits = (
-            "fits" if needed.fits(memory) else "does not fit; ComfyUI streams a part of the weights, with speed plain"
+            "fits" if needed.fits(memory) else "does not fit; with speed plain, ComfyUI streams a part of the weights"
         )
         rows.append([dtype, f"{needed.total / 1e9:.1f}", fits, "" if taken is None else f"{taken:.0f}"])
 

@@ -75,7 +75,7 @@ def conditions(
     stated = getattr(options, "freedom", None)
     if stated is not None and not images:
         raise UserError(
-            "freedom: this option is only for editing an image by prompt; give the image to edit with --image, or "
+            "freedom: this option is only for editing an image by prompt; give an image with --image, or "
             "leave freedom out."
         )
     if images and "class" in kinds:

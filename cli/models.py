@@ -98,8 +98,9 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
         raise UserError(
             f"samplers: the demo model of {' and '.join(first)} has {side} x {side} tokens, but the demo model of "
             f"{' and '.join(second)} has {other_side} x {other_side} tokens. In one run, FastAR can compare "
-            f"{entry.name} only with demo models of one size. Leave out either {' and '.join(first)}, or "
-            f"{' and '.join(second)}, and compare the samplers that you left out in a second run."
+            f"{entry.name} only with samplers whose demo models have the same size. Leave out either "
+            f"{' and '.join(first)}, or {' and '.join(second)}. Then start a second run for the samplers that you left "
+            "out."
         )
 
     (wanted,) = sizes

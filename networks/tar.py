@@ -74,8 +74,8 @@ class TarModel:
         if not 0 <= scale < len(self.sides):
             known = " or ".join(str(side**2) for side in self.sides)
             raise UserError(
-                f"detail: {self.name} writes only {known} codes, so not every choice of detail is possible; choose a "
-                "larger number of codes."
+                f"detail: {self.name} writes only {known} codes, so it has no number of codes for this value of "
+                "detail; choose a larger value."
             )
         expect_text(text)
 

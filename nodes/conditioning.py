@@ -643,8 +643,8 @@ class ImageToCodesSettings(Settings):
         "Number of semantic codes that describe the image; fewer codes keep less of the image. Usual: 729, the number "
         "that Tar's training used most.",
         choices=DETAILS,
-        more="If your TA-Tok gives different numbers of codes, choose 729 for its largest number, 169 for the second "
-        "largest, and 81 for the third largest.",
+        more="The usual TA-Tok gives 81, 169 or 729 codes. If your TA-Tok gives other numbers of codes, choose 729 for "
+        "its largest number, 169 for the second largest, and 81 for the third largest.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(

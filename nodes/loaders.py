@@ -451,7 +451,7 @@ class LoadHybrid(_Loader):
     more_of_outputs = {
         "vae": (
             "Decoding an image of 1024 x 1024 pixels takes 2.7 GB of GPU memory. If memory is short, unload other "
-            f"models; VAE Decode (Tiled) takes less memory, too. {_TILES}"
+            f"models, or use VAE Decode (Tiled), which takes less memory. {_TILES}"
         ),
     }
 
@@ -520,8 +520,8 @@ class LoadTarDetokenizer(_Loader):
     )
     more = {
         "checkpoint": (
-            "An image with a side of 256 pixels has 256 tokens, with a side of 512 pixels 1024 tokens, and with a side "
-            "of 1024 pixels 4096 tokens. Your own files may be `.safetensors` files or the official `.pth` files."
+            "An image has 256 tokens at a side of 256 pixels, 1024 tokens at 512 pixels, and 4096 tokens at 1024 "
+            "pixels. Your own files may be `.safetensors` files or the official `.pth` files."
         ),
         "ta_tok": "FastAR refuses a TA-Tok whose features do not have the width that AR-DTok reads.",
         "decoder": "FastAR refuses a decoder whose number of codes differs from AR-DTok's.",
@@ -747,8 +747,8 @@ class LoadNextStep(_Loader):
         "decoder": (
             "*auto* loads the autoencoder from the folder `vae` in the model's folder. The folder of NextStep-1 has no "
             "folder `vae`. For NextStep-1, *auto* downloads the autoencoder *nextstep-f8ch16*, unless the folder "
-            "`NextStep-1-f8ch16-Tokenizer` is beside the model's folder. FastAR refuses an autoencoder whose number of "
-            "channels or stride (pixels per latent position) does not fit the model."
+            "`NextStep-1-f8ch16-Tokenizer` is beside the model's folder. FastAR refuses an autoencoder whose stride "
+            "(pixels per latent position) or number of channels does not fit the model."
         ),
         "dtype": f"{_FOUR_BITS} We have not measured how much 4 bits change the images of NextStep.",
     }

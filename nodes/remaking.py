@@ -68,7 +68,7 @@ class Remaker:
         if kind is None:
             raise UserError(
                 f"{socket}: for each value, the sweep runs the nodes before {socket} again, but it cannot run the node "
-                f"{str(name)[:60]!r}; disconnect this node, and type its output into the node that it is connected to."
+                f"{str(name)[:60]!r}; remove this node, and type its value into the next node."
             )
 
         known = {part.id for part in kind.define_schema().inputs}

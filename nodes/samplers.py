@@ -280,8 +280,8 @@ class FastHybridSampler(_Sampler):
             "repository)."
         ),
         "cache": (
-            "If you generate a batch, the cache increases the number of calls of the diffusion head. DiSA "
-            "(*diffusion_steps_end*) has the same effect."
+            "With the cache or with DiSA (*diffusion_steps_end*), all images of a batch are always at the same AR "
+            "step. A batch therefore needs more calls of the diffusion head."
         ),
     }
 
@@ -354,7 +354,7 @@ class GtRSampler(_Sampler):
         ),
         "diffusion_steps_end": "In GtR, the whole reconstruction uses this value. The paper uses 20 steps.",
         "order": "In GtR, the stages follow one another, and *order* applies to the tokens within each stage.",
-        "mask": "In each stage, all masks of a batch must cover the same number of tokens.",
+        "mask": "All masks of a batch must cover the same number of tokens of each stage.",
     }
 
     @classmethod

@@ -144,7 +144,8 @@ def line_of(report: Report) -> tuple[str, str]:
         lacks = f"This version of FastAR does not have some settings of this run ({', '.join(unknown)})"
     elif enlarged not in found_again:
         node = f"{find(report.sampler).title} Sampler"
-        lacks = f"{literal(str(enlarged))} enlarged the draft; use {node} with this model"
+        upscaler = literal(str(enlarged))
+        lacks = f"{upscaler} enlarged the draft; use {node} with {upscaler}"
     elif report.edits:
         lacks = "The run regenerated a part of an image; use the sampler's own node with the same image and mask"
 

@@ -168,9 +168,8 @@ class SweepNode(ModelFirst):
             "settings",
             "",
             "Settings that all cells share, as name=value, separated by commas, such as preset=fast, steps=32. If "
-            "you name no preset here, the sweep uses the preset balanced, if the sampler has it. A setting that "
-            "neither you nor the preset sets has the value that the model's file recommends, or else the paper's "
-            "value.",
+            "you name no preset here, the sweep uses the preset balanced, if the sampler has it. For all other "
+            "settings, the sweep uses the values that the model's file recommends, or else the paper's values.",
             multiline=True,
         )
         folder = _text(
@@ -481,7 +480,9 @@ def _plan(
     base = _base(chosen, parse_settings(settings, "settings"))
 
     if x == y:
-        raise UserError(f"y: x sweeps over {y} already; choose a different setting for y, or set y to {NONE}.")
+        raise UserError(
+            f"y: the input x already sweeps over {y}; choose a different setting for y, or set y to {NONE}."
+        )
     if {x, y} == {LABEL, PROMPT}:
         raise UserError(
             "y: a model reads either labels or prompts, so one sweep cannot change both; choose something else for y, "

@@ -229,7 +229,9 @@ def explain_quality(found: Sequence[Quality | None]) -> str:
     if any(q.psnr is not None for q in known):
         parts.append("PSNR and SSIM: closeness to the baseline's image, higher is closer, SSIM 1 is identical")
     if any(q.psnr_low is not None for q in known):
-        parts.append("for several images, PSNR is the median, and one image in ten has a PSNR below the value low")
+        parts.append(
+            "for several images, PSNR is the median, and one image in ten has a PSNR below the value marked low"
+        )
     for word, meaning in WORDS.items():
         if word in words:
             parts.append(f"{word}: {meaning}")

@@ -522,10 +522,10 @@ def counted(report: Report, count: str, form: str = ",", units: str = "") -> str
 
 # Names of figures, as grids and tables show them, to what they mean.
 EXPLAINED = {
-    "passes": "how often the large network ran, one run after another",
-    "diffusion calls": "how often the diffusion head, a small network, ran, one run after another",
+    "passes": "the number of runs of the large network, one after another",
+    "diffusion calls": "the number of runs of the small network (the diffusion head), one after another",
     "draft": "passes and calls of the draft model",
-    "head rows": "tokens that these calls computed",
+    "head rows": "tokens that the diffusion calls computed",
     "acceptance": "the share of the verified drafts that were accepted",
     "speed-up": "the baseline's seconds per image divided by this run's seconds per image",
 }

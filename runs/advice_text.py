@@ -32,7 +32,7 @@ def answer_of(plain: Choice, won: Measured | None, settings: AdviceSettings, riv
         return answer
 
     names = "; ".join(f"{m.choice.text}, {times_as_fast(m.ratio)}" for m in rivals)
-    return f"{answer} Not measurably slower than this sampler: {names}. More repeats may tell them apart."
+    return f"{answer} Not measurably slower than the fastest sampler: {names}. More repeats may tell them apart."
 
 
 def time_left(seconds: float | None) -> str:

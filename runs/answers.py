@@ -38,7 +38,7 @@ class AnswerSettings(Settings):
     limit: int = knob(
         512,
         "Largest number of tokens of an answer; a token has about four letters. A higher limit allows longer answers; "
-        "an answer that is complete before the limit ends there. Usual: 512.",
+        "a short answer does not reach the limit. Usual: 512.",
         low=1,
         high=2048,
         step=1,

@@ -297,8 +297,8 @@ def latent_tensor(tensor: Tensor, field: str) -> Tensor:
     shape = list(latents.shape)
     if latents.ndim not in (4, 5) or 0 in shape:
         raise UserError(
-            f"{field}: its shape is {shape}; connect latents of the shape [batch, channels, height, width] in which "
-            "every number is at least 1."
+            f"{field}: its shape is {shape}; connect latents of the shape [batch, channels, height, width]. None of "
+            "these four numbers may be 0."
         )
 
     has_frames = latents.ndim == 5

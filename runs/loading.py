@@ -312,8 +312,8 @@ def listed_family(choice: str) -> str | None:
     """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no images."""
     if choice in _ids(LANGUAGE):
         raise UserError(
-            f"model: {choice} is Tar's language model, which cannot generate an image alone; name it with --tar, and "
-            "name a de-tokenizer, which generates the image, with --model: for example, --tar "
+            f"model: {choice} is Tar's language model, which cannot generate an image alone; use --tar to name it, and "
+            "use --model to name the de-tokenizer that generates the image: for example, --tar "
             f'{choice} --model ar-dtok-512 (in Python: load("ar-dtok-512", tar="{choice}")).'
         )
 

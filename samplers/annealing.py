@@ -21,7 +21,7 @@ class Annealed(HeadGuarantees):
     def __post_init__(self) -> None:
         super().__post_init__()
 
-        # If later passes would not have fewer steps, DiSA is off. Then None shows in the report that DiSA is off.
+        # If later passes would not have fewer steps, DiSA is off. The report shows this by the value None.
         if self.diffusion_steps_end is not None and self.diffusion_steps_end >= self.diffusion_steps:
             object.__setattr__(self, "diffusion_steps_end", None)
 

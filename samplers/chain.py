@@ -53,7 +53,7 @@ class DiffusionBatch:
     cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; if P = 3, two scales, fp32 [N, 1 ..., 2], see guide
     x: Tensor  # states before the first step, fp32 [N, *, c]
     # Noise of the steps, fp32 [S, N, *, c]. If the last step adds no noise, its entry may be absent: [S - 1, N, *, c].
-    # The step then reads the entry before. This has no effect, because the step multiplies the noise by a std of 0.
+    # The last step then reads the previous step's entry. This has no effect, because the last step's std is 0.
     noise: Tensor
     table: StepTable
     temperature: float = 1.0  # each std is multiplied by this number

@@ -273,7 +273,8 @@ def wrong_kind(condition: AnyCondition, kind: str, model: str) -> UserError:
 
 
 def expect_editor(condition: AnyCondition, model: Any) -> None:
-    """Check that a model can edit images. If it is unknown whether the model was trained to edit, the check passes.
+    """Check that a model can edit images. If it is unknown whether the model was trained to edit, the check assumes
+    that it was.
 
     Raises:
         UserError: the model does not read images with prompts; the model was not trained to edit, so it would ignore

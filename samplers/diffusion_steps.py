@@ -77,8 +77,8 @@ class StepNumbers(NamedTuple):
 
 
 class MeanNumbers(NamedTuple):
-    """The coefficients of one step with which :func:`.chain.advance` computes the mean and std of the next state from
-    the prediction, without the data, fp32 [] or [N, 1 ...] each.
+    """The coefficients of one step that :func:`.chain.advance` reads, fp32 [] or [N, 1 ...] each. This function
+    computes the mean and the std of the next state from the prediction, and does not compute the data.
     """
 
     mean_x: Tensor

@@ -9,12 +9,12 @@ A sampler has three parts, and every pass k uses all three:
 
 :func:`run_passes` is the loop of all methods whose plan is known before the first pass: MAR, GtR, LazyMAR, NextStep and
 the token samplers (``docs/papers.md`` lists the methods). PAR and ZipAR change the plan, and the tokens that a pass
-feeds to the transformer. LazyMAR changes the look. DiSA and speculation change the draw. GtR changes the plan and the
-draw.
+feeds to the transformer. LazyMAR changes the look and the draw. DiSA and speculation change the draw. GtR changes the
+plan and the draw.
 
-Four methods verify drafts: FastHybrid, CSpD, MuLo-SD and Jacobi decoding. Each has its own loop, because the cells
-that a pass decides depend on which drafts are accepted. BitDance has its own loop, because it shows progress within a
-pass. All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.yield_step`.
+Four methods verify drafts of tokens: FastHybrid, CSpD, MuLo-SD and Jacobi decoding. Each has its own loop, because the
+cells that a pass decides depend on which drafts are accepted. BitDance has its own loop, because it shows progress
+within a pass. All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.yield_step`.
 
 Shapes: B images, each with L = h w cells in h grid rows and w columns. The value of a cell is a token id or a vector of
 channels.
@@ -65,8 +65,8 @@ class Model(Protocol):
 
 
 class Noise(Protocol):
-    """What the engine reads from the random numbers for B images: :class:`.PairedNoise` or, for a token model,
-    :class:`.TokenNoise`.
+    """What the engine reads from the random numbers for B images. They are a :class:`.PairedNoise`, or in a token model
+    a :class:`.TokenNoise`.
     """
 
     seed: int | None  # None if the numbers do not come from a seed

@@ -77,8 +77,8 @@ class PairedNoise:
 
     def orders(self, tokens: int) -> Tensor:
         """A permutation of the cells for each image, int64 [B, tokens]. The sampler goes through a permutation
-        backwards: it begins with the cell in the last entry. ``mar/canvas.py`` therefore reverses the permutations
-        before ``mar/prepare.py`` divides them among the AR steps.
+        backwards: it begins with the cell in the last entry. ``mar/prepare.py`` therefore reverses the permutations
+        before it divides them among the AR steps.
         """
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 

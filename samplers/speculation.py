@@ -319,7 +319,7 @@ class Speculation:
         self, window: _Window, row: Tensor, step: Tensor, inputs: _CouplingInputs
     ) -> tuple[Tensor, _Progress]:
         """Couple the M steps of a window. Returns the states after the steps, fp32 [M, n], and how far the rows come.
-        The states of a row after the step at which it stops mean nothing. ``row``, ``step``: int64 [M].
+        If a row stops at a step, the row's entries for later steps mean nothing. ``row``, ``step``: int64 [M].
         """
         coupled = self._couple(*inputs)
         # One transfer to the host. The host waits for the device only here, unless some row needs proposals.

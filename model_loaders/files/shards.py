@@ -70,7 +70,7 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
         only = f"; its only weight files are {listed(others)}" if others else ""
         raise UserError(
             f"{field}: {path} does not hold model.safetensors, diffusion_pytorch_model.safetensors or "
-            f"pytorch_model.bin, in one file or in shards (parts){only}; choose a folder or file with {what}"
+            f"pytorch_model.bin, nor the shards (parts) of such a file{only}; choose a folder or file with {what}"
         )
     if len(candidates) > 1:
         raise UserError(

@@ -184,8 +184,8 @@ def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
         )
     if width % mar_heads:
         raise file.error(
-            f"states encoder_num_heads = {mar_heads} in its configuration, which does not divide the MAR's width of "
-            f"{width}",
+            f"states encoder_num_heads = {mar_heads} in its configuration, but {mar_heads} does not divide the MAR's "
+            f"width of {width}",
             REMEDY,
         )
 

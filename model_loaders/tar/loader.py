@@ -312,7 +312,7 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any]
         side = square_root(tokens)
         if side is None:
             raise file.error(
-                f"states max_seq_len = {tokens} image tokens in its arguments, which is not a square number"
+                f"states max_seq_len = {tokens} image tokens in its arguments, but {tokens} is not a square number"
             )
         if stated not in (None, side):
             raise file.error(

@@ -93,9 +93,9 @@ class TokenIndex:
     """Images and positions of N tokens that are chosen from a batch of images, without the tokens' values. The number
     of chosen tokens may differ between the images.
 
-    In this example, a mask chooses three tokens from three positions in each of two images. Each line of ``positions``
-    and of ``mask`` is an image. The rows ``image`` and ``position`` on the right are the field ``index``, and the rows
-    ``image`` and ``column`` are the field ``index_by_column``::
+    In this example, there are two images with three positions each, and a mask chooses three of these six tokens. Each
+    line of ``positions`` and of ``mask`` is an image. The rows ``image`` and ``position`` on the right are the field
+    ``index``, and the rows ``image`` and ``column`` are the field ``index_by_column``::
 
         positions    5 2 7        mask    0 1 0        image       0 1 1
                      4 0 1                1 0 1        position    2 4 1

@@ -74,7 +74,8 @@ class MARBase(HeadGuarantees):
         low=1, high=999, step=1, full_size_value=999, advanced=True)
     # fmt: on
 
-    # Samplers use the following methods and properties. A subclass overrides those whose result its settings change.
+    # Samplers use the following methods and properties. A subclass overrides the ones whose results depend on the
+    # subclass's own settings.
 
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
@@ -91,7 +92,7 @@ class MARBase(HeadGuarantees):
 
     @property
     def limits_first_timestep(self) -> bool:
-        """Whether, if ``t_max`` is not set, the diffusion must start at timestep SAFE_FIRST_TIMESTEP or below."""
+        """Whether the diffusion must start at timestep SAFE_FIRST_TIMESTEP or below if ``t_max`` is not set."""
         return False
 
     def orders(self, random_orders: Tensor) -> Tensor:

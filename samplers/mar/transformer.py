@@ -54,8 +54,8 @@ class PassShape(NamedTuple):
 class Transformer(ABC):
     """Computes the conditions z from the decided tokens."""
 
-    # Calls the diffusion head. This is a field of the transformer, so that a sampler's argument ``make_transformer``
-    # chooses both of LazyMAR's caches: that of the transformer and that of the head.
+    # Calls the diffusion head. This is a field of the transformer, so a sampler's argument ``make_transformer`` chooses
+    # LazyMAR's caches of the transformer and also LazyMAR's cache of the head.
     heads: HeadFactory
     # Whether a pass may read snapshots of different AR steps, so the transformer has :meth:`for_snapshots`.
     allows_different_steps = False

@@ -15,7 +15,7 @@ name     g^2                               times t (before the shift) of the N c
 =======  ================================  ==================================================================
 em       2 (1 - t)                         evenly from 0 to 0.96; the last step is x_t + 0.04 v, without noise
 em0      2 (1 - t)                         0, 1 / N, ... 1 - 1 / N; the last step ends at 1 and adds noise
-sde      0.64 (1 - t) / t                  as em0; at t = 0, g^2 is 0.64 / (1 - time of the last call)
+sde      0.64 (1 - t) / t                  as em0; at t = 0, g^2 is 0.64 / (1 - shifted time of the last call)
 ode      0                                 as em0, but no step adds noise
 cps      none                              as em0, but the result of the last step is x_1
 =======  ================================  ==================================================================
@@ -38,8 +38,8 @@ SDE = "sde"
 ODE = "ode"
 CPS = "cps"
 SOLVERS = (EM0, EM, SDE, ODE, CPS)
-# The solver em: the time of its last call before the shift, and the length of its last step. The shift does not change
-# this length.
+# The solver em: the unshifted time of its last call, and the length of its last step. The shift does not change this
+# length.
 EM_LAST_TIME = 0.96
 EM_LAST_LENGTH = 0.04
 # Noise level of sde and cps in the published code. For sde, g^2 is the square of this level, times (1 - t) / t. For

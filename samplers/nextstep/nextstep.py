@@ -102,7 +102,8 @@ class TokenLook:
         self.canvas = canvas
         self.net = canvas.model.net
         self.cache: Any = None  # the network's KV cache; None before the first pass
-        self.conditions: Tensor | None = None  # conditions of token ``fed``, [R, 1, D]; None before the first pass
+        # Conditions of the token whose index is ``fed``, [R, 1, D]; None before the first pass.
+        self.conditions: Tensor | None = None
         self.fed = 0  # number of image tokens in the cache
 
     # The plan has one cell per pass, so ``cells`` holds only ``cell``. The loop of the engine requires both arguments.

@@ -1,8 +1,8 @@
 """Slots of the KV cache: which slot holds the keys and values of each token that a schedule feeds.
 
 Some terms of ``schedule.py``: a *cell* is a square of the image's grid, and holds one token. A pass of the transformer
-decides cells and feeds tokens; each is a *fed row*. A token's *place* is its index in the order in which the model
-reads tokens. A *stand-in* is fed at a place whose true token is not decided yet.
+decides cells and feeds tokens; each fed token is a *fed row*. A token's *place* is its index in the order in which the
+model reads tokens. A *stand-in* is fed at a place whose true token is not decided yet.
 
 The slot of place p is slot p. If each call of the transformer feeds one pass, a stand-in is written to the slot of its
 place, and the true token overwrites the stand-in later (:func:`serial_slots`). But if one call feeds several passes
@@ -27,8 +27,9 @@ attend only to slots below an ``end``, and a pass that is fed alone may need a m
     end, one pass in each call           0  1  2  3  6  7  8
     needs a mask, one pass in each call  -  -  -  -  x  x  x
 
-Fed alone, pass 4 writes the slots 3 and 5 and so ends at slot 6. It needs a mask for two reasons: slot 4 is not written
-yet, and its row at place 3 does not attend to slot 5. Pass 1 attends to all slots below its end, so it needs none.
+Fed alone, pass 4 writes the slots 3 and 5, so its end is slot 6. It needs a mask for two reasons: slot 4 is not written
+yet, and the fed row at place 3 does not attend to slot 5. Pass 1 attends to all slots below its end, so it needs no
+mask.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ import numpy as np
 
 from .schedule import Pass, Schedule
 
-# In the place of a pass: before all passes, and after all passes.
+# Two numbers that stand for a pass: one before all passes, and one after all passes.
 ALWAYS = -1
 NEVER = np.iinfo(np.int64).max
 

@@ -182,7 +182,7 @@ def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
         if has_shape_of_side:
             hint = f"the values 1 to {side} all give this image, but 0 rounds differently"
         else:
-            hint = f"{width} rounds differently from 0 and from the values 1 to {side}, which all give the same image"
+            hint = f"the values 1 to {side} all give the same image, but 0 and {width} each round differently"
         canvas.report.remark(
             f"parallel in {dtype_of(net)}: {hint}; in fp32, all values of parallel give the same image"
         )

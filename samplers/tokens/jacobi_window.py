@@ -31,8 +31,8 @@ class WindowCells(NamedTuple):
 
     cell: np.ndarray  # the cell, int64 [A, n]; L for padding
     in_pass: np.ndarray  # the pass that decides the cell, int64 [A, n]; for padding, the number of all passes
-    # The row that predicts the cell, int64 [A, n]. It is counted from the first fed row of the image's passes; 0 for
-    # padding.
+    # The index of the fed row that predicts the cell, int64 [A, n], counted from the first fed row of the image's
+    # passes; 0 for padding.
     predicted_by: np.ndarray
     cell_count: np.ndarray  # number of cells of each image, int64 [A]
 

@@ -191,7 +191,7 @@ class ScheduleLook:
 
 
 def later_passes_on_device(schedule: Schedule, device: torch.device) -> dict[int, Tensor]:
-    """The plan for :func:`.engine.run_passes` of the passes after the first one: for each pass, the cells that it
+    """The plan of all passes after the first one, for :func:`.engine.run_passes`: for each pass, the cells that it
     decides, int64 [n] on the device.
     """
     table = schedule_table(schedule)

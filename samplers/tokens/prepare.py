@@ -61,7 +61,7 @@ class PreparedCondition:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedImages(PreparedCondition):
-    """Prompts with one image each, for a Janus that edits. The second branch reads all but the codes of the images."""
+    """Prompts with one image each, for a Janus that edits. The second branch reads all except the images' codes."""
 
     sources: PromptImages
 

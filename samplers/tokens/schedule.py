@@ -102,7 +102,7 @@ def next_token_passes(
         grid: side of the grid.
         cfg_steps: the ``cfg_step`` of every group, see :class:`Pass`.
         known: number of known cells, see the top of this file; 0 except in MuLo-SD.
-        fed_again: the pass of the first group feeds this many known cells again, the last ones.
+        fed_again: the pass of the first group feeds the last ``fed_again`` known cells again.
     """
     passes = []
     decided = set(range(known))

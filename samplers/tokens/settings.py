@@ -95,11 +95,10 @@ def entropy_temperature_knob(what: str) -> Any:
             "*temperature*; see docs/benchmarks.md in the repository.")
 
 
-# The help pages' text on which images "parallel" does not change.
+# The help pages' text that says which values of "parallel" give the same image.
 PARALLEL_SAME = (
-    "In half precision, the image at *parallel* 0 differs from the image at *parallel* 1. Higher settings give the "
-    "same image as 1, up to the number of tokens along one side of the image. Both images are sampled from the same "
-    "distribution."
+    "In half precision, all values from 1 to the number of tokens along one side of the image give the same image. At "
+    "other values, the image may be different, but it is sampled from the same distribution."
 )
 # The usual value of "parallel", in words.
 USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
@@ -181,7 +180,7 @@ class EditSettings(Settings):
         "work is saved.",
         low=0.0, high=LARGEST_FREEDOM, step=0.1, symbol="w",
         more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "
-            "guidance runs the model on three versions of the condition, and weights the outputs. The first version "
+            "guidance runs the model on three versions of the condition, and combines the outputs. The first version "
             "has the content and the VQ tokens of the image (weight 1). The second version has only the content "
             "(weight *freedom*). Guidance moves the result away from the third version, which is empty. *cfg* of the "
             "sampler sets the strength of guidance; the published value is 5.")

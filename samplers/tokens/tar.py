@@ -64,16 +64,16 @@ class TarPromptSettings(Settings):
         "the value that the model's file recommends; at 1, the penalty is off.",
         low=0.01, high=2.0, step=0.01, full_size_value=1.0, advanced=True)
     parallel: int = parallel_knob("codes that are guessed ahead", "32 on a GPU",
-        more="In half precision, *parallel* 0 gives different codes from *parallel* 1. Higher settings give the same "
-            "codes as 1. The codes at 0 are sampled from the same distribution.",
+        more="In half precision, the codes at *parallel* 0 differ from the codes at *parallel* 1, but both are sampled "
+            "from the same distribution. All values above 1 give the same codes as 1.",
         same="in fp32, the codes stay identical")
     entropy_temperature: float = entropy_temperature_knob("code")
 # fmt: on
 
 
 class TarPrompted(NamedTuple):
-    """Result of :func:`tar_prompt`: n codes of each of B images, int64 [B, n]; the report; and the same codes as the
-    condition of a de-tokenizer.
+    """Result of :func:`tar_prompt`: n codes of each of B images, int64 [B, n]; the report; and a condition for a
+    de-tokenizer. The condition holds the same codes.
     """
 
     codes: Tensor

@@ -122,7 +122,7 @@ def test_an_index_that_leads_out_of_its_folder(tmp_path: Path, names: tuple[str,
 
 def test_what_is_missing(tmp_path: Path) -> None:
     refused(tmp_path / "gone", "there is no file or folder")
-    refused(files(tmp_path / "empty", "config.json"), "does not hold model.safetensors, ", "in shards (parts); choose")
+    refused(files(tmp_path / "empty", "config.json"), "does not hold model.safetensors, ", "nor the shards (parts) of")
     others = files(tmp_path / "others", "janus.safetensors", "x.pth")
     refused(others, "its only weight files are janus.safetensors, x.pth; choose a folder or file with a Janus")
     assert chosen(others / "x.pth") == ["x.pth"]

@@ -330,7 +330,7 @@ def test_arguments_in_easydict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"n_head": 3}, "heads: 3 does not fit the width 16"),
         ({"cls_token_num": 5}, "19 positions, .* 16 image tokens after a condition of 5 rows"),
         ({"max_seq_len": 64}, "19 positions, .* 64"),
-        ({"max_seq_len": 17}, "max_seq_len = 17 image tokens .*, which is not a square number"),
+        ({"max_seq_len": 17}, "max_seq_len = 17 image tokens .*, but 17 is not a square number"),
         ({"max_seq_len": "many"}, "max_seq_len = 'many'"),
         ({"model_type": "class_cond"}, "model_type = 'class_cond'"),
         ({"norm_eps": 2.0}, "norm_eps = 2.0"),

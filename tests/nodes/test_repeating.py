@@ -136,7 +136,7 @@ def test_a_line_that_cannot_repeat_a_run_says_why(folder):
     assert "tau=0.3" in line and "up_sampler" not in line
     assert said == [
         "mulosd: the line does not repeat this run in the node Any Sampler. Tiny x3 enlarged the draft; use "
-        "MuLo-SD Sampler with this model."
+        "MuLo-SD Sampler with Tiny x3."
     ]
 
     mask = torch.zeros(1, 16, 16)

@@ -141,7 +141,7 @@ def test_psnr_of_several_images_is_their_median_with_a_low_quantile():
     assert found.psnr_low == pytest.approx(each[0] + 0.3 * (each[1] - each[0]))
     assert q.closeness(found)[0] == "25.1 dB (low 17.9)"
     assert found.to_dict()["psnr_low"] == pytest.approx(found.psnr_low, abs=1e-4)
-    assert "one image in ten has a PSNR below the value low" in q.explain_quality([found])
+    assert "one image in ten has a PSNR below the value marked low" in q.explain_quality([found])
 
     alone = q.measure(images[:1], base[:1])
     assert alone.psnr_low is None and q.closeness(alone)[0] == "28.1 dB" and "psnr_low" not in alone.to_dict()

@@ -125,8 +125,8 @@ def test_the_answer_names_those_that_may_be_as_fast(slower, is_rival):
     _, found = stepped(a.calibrate(PLAIN, tried, varying, AdviceSettings(measure="identical"), 7))
     assert found.best.text == "lazymar: preset=balanced"
     rival = (
-        "Not measurably slower than this sampler: lazymar: preset=fast, about 1.9 times as fast. More repeats may tell "
-        "them apart."
+        "Not measurably slower than the fastest sampler: lazymar: preset=fast, about 1.9 times as fast. More repeats "
+        "may tell them apart."
     )
     assert found.sentence.endswith(rival) == is_rival and ("Not measurably" in found.sentence) == is_rival
 

@@ -32,7 +32,7 @@ class CSpDSettings(MARBase):
         "draft. lossless keeps the distribution of the target's images exactly, but hardly ever accepts a draft, too. "
         "Usual: published.",
         choices=("published", "paper", "lossless"))
-    alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every "
+    alignment: bool = knob(True, "Used only if 'mode' is 'published'. Both models use the same noise for every "
         "token, so that the draft model and the target agree more often. When this is off, more drafts are rejected.",
         advanced=True)
     speculation: int = knob(0, "Only for mode 'lossless': the target drafts this many of its own diffusion "

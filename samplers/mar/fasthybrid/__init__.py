@@ -174,7 +174,7 @@ def guided(canvas: MARCanvas) -> Refinement:
     A step with gamma 1 gives x' + sigma noise, whatever the head predicts. So this step and all steps before it need
     not run. In most schedules, only step 0 has gamma 1. In the schedule linear-up, only the last step has gamma 1, so
     no step runs. The result is then the draft, because the last step adds no noise: its sigma is 0. If T_g is 1, the
-    only step has gamma 1 in all schedules except none, so the result is the draft too.
+    only step has gamma 1 in all schedules except *none*, so the result is the draft too.
     """
     settings = canvas.settings
     table, stream = all_guided_steps(canvas)
@@ -203,8 +203,8 @@ def guided(canvas: MARCanvas) -> Refinement:
 
 def renoised(canvas: MARCanvas) -> Refinement:
     """The last S of T_g ordinary steps. They start from the draft x' with added noise: x = sqrt(abar_t) x' +
-    sqrt(1 - abar_t) noise. A diffusion that starts from pure noise has as much noise before these steps. t is the
-    timestep of the first of the S steps, and abar_t is the product of all 1 - beta up to t.
+    sqrt(1 - abar_t) noise. So x contains as much noise as the state of a diffusion from pure noise contains before the
+    same steps. t is the timestep of the first of the S steps, and abar_t is the product of all 1 - beta up to t.
 
     ``diffusion_steps.py`` has the equation data = data_x x + data_per_prediction prediction. Here the data is the draft
     x', and the prediction is the noise; data_x is 1 / sqrt(abar_t), and data_per_prediction is -sqrt(1 / abar_t - 1).

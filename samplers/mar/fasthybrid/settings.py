@@ -26,10 +26,10 @@ class FastHybridSettings(DiSASettings):
         "accepted. Usual: 7 to 9 for 64 AR steps; at 0 or 1, nothing is drafted.",
         low=0, high=256, step=1, symbol="k",
         more="If a full-size model takes 32 AR steps, use 4.")
-    threshold: float = knob(0.8, "Least cosine similarity of two conditions at which a draft is accepted: the "
-        "condition from which the draft was sampled, and the token's actual condition, which the transformer computes "
-        "later. A higher value is slower and closer to MAR's image. Usual: 0.8 for full-size models, 0.9 to 0.99 for "
-        "the demo; above 1, no draft is accepted.",
+    threshold: float = knob(0.8, "A draft is accepted if the cosine similarity of two conditions reaches this "
+        "value: the condition from which the draft was sampled, and the token's actual condition, which the "
+        "transformer computes later. A higher value is slower and closer to MAR's image. Usual: 0.8 for full-size "
+        "models, 0.9 to 0.99 for the demo; above 1, no draft is accepted.",
         low=-1.0, high=1.01, step=0.01, symbol="lambda")
     guided_steps: int = knob(10, "Denoising steps for an accepted draft; more is slower and finer. Usual: 10.",
         low=1, high=1000, step=1, symbol="T_g")

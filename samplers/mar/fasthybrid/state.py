@@ -41,7 +41,7 @@ class Pace:
         present_end     1  3  6  10 10
         ahead_end       3  6  10 10 10
 
-    All tensors are on the host, except the result of :meth:`tokens_at`.
+    All tensors are on the host, except ``decision_order`` and the result of :meth:`tokens_at`.
     """
 
     unfinished: Tensor  # mask of the images that have AR steps left
@@ -84,8 +84,8 @@ class Pace:
 
 
 class Decision(NamedTuple):
-    """Which images go on after a pass, and which tokens the sampler samples for this. Every decided token is either
-    sampled by a full diffusion or refined.
+    """Which images go on to their next AR step after a pass, and which tokens the sampler samples before they go on.
+    Every decided token is either sampled by a full diffusion or refined.
     """
 
     advancing: Tensor  # mask of the images that decide their present AR step and go on to the next
@@ -142,8 +142,8 @@ class NewestConditions:
             return self._z
 
         # 1. The columns of ``pace.ahead`` for each image. A pass needs the same number of columns for all images, so an
-        # image with fewer columns gets neighbouring columns too. For example, with the AR steps of the example of
-        # :class:`Pace`, and images at the AR steps 1, 2 and 3:
+        # image with fewer columns gets neighbouring columns too. For example, let three images be at AR steps 1, 2 and
+        # 3 of the example of :class:`Pace`:
         #
         #     pace.ahead          columns of the pass
         #       1 2 3 4 5           1 2 3 4 5 6 7

@@ -56,9 +56,9 @@ class GtRSettings(DiSASettings):
         "slower and finer. Usual: 0.1; at 0, all tokens of an AR step get the same number of diffusion steps.",
         low=0.0, high=1.0, step=0.01,
         more="The setting has no effect if *diffusion_steps_end* equals *diffusion_steps*.")
-    first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that the first stage takes (see "
-        "stages); a higher share spends more AR steps on the layout and fewer on the other stages. Usual: 0.75, which "
-        "is 12 of 16 AR steps.",
+    first_share: float = knob(0.75, "Share of AR steps for the first stage (see stages); the AR steps of the "
+        "reconstruction do not count here. A higher share spends more AR steps on the layout and fewer on the other "
+        "stages. Usual: 0.75, which is 12 of 16 AR steps.",
         low=0.01, high=0.99, step=0.01, advanced=True,
         more="The second stage takes the same share of the remaining AR steps: at 0.75, 3 of 4.")
     stages: str = knob(PAPER, "The tokens that are decided before the reconstruction are decided in stages: with "

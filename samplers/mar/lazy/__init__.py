@@ -8,8 +8,8 @@ stand in front of the tokens (``../transformer.py`` calls them buffer rows). The
 every tau-th AR step (*refresh_period*) are *refreshes*: encoder and decoder compute all rows of both branches of
 guidance, and store features of these rows. A pass between two refreshes computes less, because it uses three caches.
 :class:`CacheSettings` can switch off each cache. Below, k is the AR step of the pass, k' the AR step of the previous
-pass, and r the AR step of the last refresh. The *new* tokens are decided since k', and the caller asks for the *wanted*
-tokens; :class:`.RowSelection` has a picture.
+pass, and r the AR step of the last refresh. The *new* tokens were decided since k', and the caller asks for the
+*wanted* tokens; :class:`.RowSelection` has a picture.
 
 1. *encoder cache*: the encoder computes only the class rows and the new tokens. It reads stored keys and values of the
    earlier tokens. The published code has this cache, but the paper does not mention it.

@@ -184,8 +184,8 @@ class Modulations(NamedTuple):
 def step_modulations(
     net: MAR, head: DiffusionHead, kind: StepKind, outer: Sequence[int], times: Tensor, condition: Tensor
 ) -> Iterator[Modulations]:
-    """The modulations of one step of a kind after another. Many steps are computed together, so the head reads its
-    weights only once for all these steps.
+    """The modulations of all steps of one kind, one step after another. Many steps are computed together, so the head
+    reads its weights only once for all these steps.
 
     An edge step needs the modulations of the outer blocks, and a reused step needs only the gates of these blocks. All
     steps need the modulations of the last layer.
@@ -224,8 +224,8 @@ class HeadCache(NamedTuple):
     guidance_and_bias: Tensor
 
 
-# Both functions take_..._step call the head (evaluate_full or evaluate_cached), and then take the diffusion step with
-# the head's output (:func:`...chain.advance`).
+# take_full_step and take_cached_step call the head (evaluate_full or evaluate_cached), and then take the diffusion step
+# with the head's output (:func:`...chain.advance`).
 
 
 @recorded

@@ -65,8 +65,8 @@ def caches_to_fill(
     """For each AR step, which caches its pass fills if the pass is a refresh. None if it fills none, because no cache
     would be used or because the next AR step is a refresh, too.
 
-    For example, with guidance, all caches, start_step 1 and refresh_period 3. The AR steps 0, 1 and 4 are refreshes; a
-    later one is a refresh only if the sampler skips AR steps::
+    In this example, guidance and all caches are on, start_step is 1, and refresh_period is 3. AR steps 0, 1 and 4 are
+    refreshes. Another AR step is a refresh only if the sampler skips AR steps::
 
         AR step           0     1     2     3     4     5
         encoder_rows      2     3     5     8     12    17

@@ -47,11 +47,11 @@ class CacheSettings(HeadGuarantees):
         "in the transformer's decoder; computed_ratio is the lowest share (see ratio_schedule). Lower is faster and "
         "less exact. Usual: 0.05; at 1, all tokens are computed.",
         low=0.0, high=1.0, step=0.01)
-    ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, in "
-        "which the decoder computes all tokens in AR steps 1 to 20, fewer in steps 21 to 40, and the share "
-        "computed_ratio from step 41 on. With stretched, this table is spread over all AR steps; for fewer than 64 "
-        "AR steps, stretched is faster and less exact than published. With constant, the share is computed_ratio "
-        "at every AR step between two full computations. Usual: published for full-size models, constant for the demo.",
+    ratio_schedule: str = knob("published", "How the share of computed tokens falls to computed_ratio. With published, "
+        "it falls as in the authors' table: the decoder computes all tokens in AR steps 1 to 20, and the share reaches "
+        "computed_ratio in step 41. With stretched, this table is spread over all AR steps; for fewer than 64 AR "
+        "steps, stretched is faster and less exact than published. With constant, the share is computed_ratio at every "
+        "AR step between two full computations. Usual: published for full-size models, constant for the demo.",
         choices=("published", "stretched", "constant"), advanced=True)
     selection: str = knob("least-similar", "The decoder always computes the tokens of the current and of the "
         "previous AR step; this setting chooses the other tokens that the decoder computes. Usual: least-similar, "
@@ -134,7 +134,7 @@ class GtRLazyMARSettings(CacheSettings, GtRSettings):
     sampler_settings = GtRSettings
 
 
-# The combined class for each class of a sampler's own settings.
+# For each sampler's settings class, the class that also has the settings of the caches.
 WITH_CACHES: dict[type[MARBase], type[MARBase]] = {
     FastHybridSettings: FastHybridLazyMARSettings,
     CSpDSettings: CSpDLazyMARSettings,

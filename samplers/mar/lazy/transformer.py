@@ -68,7 +68,8 @@ class EncoderCache:
     """What a pass needs to encode only the new tokens. Every pass adds its new tokens."""
 
     keys_and_values: State  # of all encoded tokens: a store for each block of the encoder, see MAR.encode_more
-    language_model: Any  # the same of the language model between encoder and decoder; None in class models
+    # Keys and values of the language model between encoder and decoder; None in class models.
+    language_model: Any
     decoder_rows: Tensor = field(init=False)  # the decoder's input rows, [E, N, C], see MAR.decoder_rows
 
 
@@ -358,8 +359,9 @@ class RowSelection:
     least 1 additional row, the first three strategies compute max(5 + 1, 0.5 * 28) = 14 rows. *undecided* computes
     5 + 12 = 17 rows, and *decided* 5 + 8 = 13 rows.
 
-    We infer two details, which the paper leaves open, from the numbers of operations that the paper states for I and
-    II: *undecided* and *decided* leave out the class rows, and all strategies compute the wanted and the new tokens.
+    The paper leaves two details open. First, *undecided* and *decided* leave out the class rows. Second, all strategies
+    compute the wanted and the new tokens. We infer both from the numbers of operations that the paper states for I and
+    II.
     """
 
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
@@ -430,7 +432,9 @@ class RowChoice(NamedTuple):
     required: Tensor  # int64 [E, m], rows that the pass computes in any case
     size: int  # number of rows that the pass computes, including ``required``
     known_rank: Tensor | None  # fp32 [E, N], ranks that are known before the pass; None to rank by similarity
-    most_similar: bool  # by similarity: whether the most similar rows have the lowest ranks, or the least similar
+    # If the rank is the similarity: True if the most similar rows have the lowest ranks, False if the least similar
+    # rows have the lowest ranks.
+    most_similar: bool
 
     def __call__(self, values: Tensor, previous: Tensor) -> Tensor:
         """The rows to compute, int64 [E, size]. If two rows have the same rank, the row with the lower index comes

@@ -24,16 +24,16 @@ There is no public code. Where the paper leaves a choice open, FastAR decides as
 
 - p_i is the target's distribution after guidance, temperature, top-k, top-p and ``entropy_temperature``.
 - The first wave needs no pass, because the pass of stage 3 predicts its cells. The pass of each later wave feeds two
-  kinds of cells to the transformer: the cell before each cell of the wave, and the cells of the wave before. Each fed
+  kinds of cells to the transformer: the cell before each cell of the wave, and the cells of the previous wave. Each fed
   cell attends to itself and to every earlier cell, including drafts of other islands.
 - If a token changes, the keys and values of the accepted tokens after it are not updated until the next cycle. This is
   one reason why the method is *lossy*: MuLo-SD assumes that a change in an island has little effect outside the island.
 - The pass that verifies a block also updates the keys and values of the previous block.
 - Of the reduced image, the draft model reads only the rows of the newest block. Its cache keeps all earlier rows.
 - The draft model has random numbers of its own. The target uses the random numbers that LlamaGen uses for the same
-  cells. So if tau is above 1, acceptance_target is 0, and islands are resampled in raster order, the tokens are
-  identical to the tokens of serial decoding. If there is also only one block, the target decodes serially, without a
-  draft.
+  cells. So the tokens are identical to the tokens of serial decoding under three conditions: tau is above 1,
+  acceptance_target is 0, and islands are resampled in raster order. If there is also only one block, the target decodes
+  serially, without a draft.
 
 Shapes: B images; R batch rows, where R is B without guidance and 2 B with guidance; G, the side of the target's grid; h
 grid rows of a block; n = h G cells of a block.

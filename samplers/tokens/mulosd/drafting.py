@@ -1,7 +1,7 @@
 """MuLo-SD's drafts: a draft model generates the blocks of an image, and an up-sampler enlarges them.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149), section
-"Multi-Scale Drafting". The file has, in this order, with the stages of the cycle in ``__init__.py``:
+"Multi-Scale Drafting". ``__init__.py`` explains the stages of a cycle. The file has, in this order:
 
 1. :class:`Block`, the grid rows of one cycle, and :func:`blocks_of`;
 2. :class:`BlockDrafter`, stage 1: the draft model M_q generates the rows of a block;
@@ -306,9 +306,9 @@ def first_rows(canvas: TokenCanvas, count: int) -> Tensor:
 
 # A function that enlarges images [B, 3, H, W] in 0..1, to any size; the up-sampler then resizes them to the exact size.
 Enlarge = Callable[[Tensor], Tensor]
-# Images are computed together up to this number of pixels of the larger size. An image with more is computed alone.
+# The most pixels, at the larger size, of images that are computed together. An image with more is computed alone.
 _PIXELS_AT_ONCE = 1 << 21
-# Images are computed together up to this number of cells of the larger grid. An image with more is computed alone.
+# The most cells, in the larger grid, of images that are computed together. An image with more is computed alone.
 _CELLS_AT_ONCE = 1 << 16
 # The name in reports if U_r works in pixels without an upscale model.
 BICUBIC = "bicubic"

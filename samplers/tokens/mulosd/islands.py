@@ -152,8 +152,8 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
 
     The first cell of the second row waits for the cells above it in the columns 0 and 1, whose waves are 0 and 1.
 
-    The device waits for this function, so it computes the waves of a whole grid row at once, for all islands of all
-    images. For 4 images of 32 x 32 cells, it takes less than 0.01 s; a loop over the cells takes up to 0.05 s.
+    The device waits for this function, so the function computes the waves of a whole grid row at once, for all islands
+    of all images. For 4 images of 32 x 32 cells, it takes less than 0.01 s; a loop over the cells takes up to 0.05 s.
 
     Args:
         island_of_cell: number of each cell's island, int32 [B, h, w], from :func:`find_islands`.
@@ -197,13 +197,13 @@ def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) ->
     of this cell and island is arbitrary.
 
     The cells of an island in the row are numbered from 0, left to right. If no cell waited for the rows above, the
-    waves would be these numbers. But a cell also has an *earliest* wave: 1 + the latest wave of the cells in the rows
-    above for which it waits. The cell's *delay* is how much its earliest wave is above its number. A delay also delays
+    waves would be these numbers. But a cell also has an *earliest* wave: 1 + the latest wave of the cells for which it
+    waits in the rows above. The cell's *delay* is how much its earliest wave is above its number. A delay also delays
     all cells to the right, because each of them waits for the cell before it. So the wave of a cell is its number + the
     largest delay so far.
 
-    In this example, an island (x) has no cell in the second column. Its cell 1 has to wait until wave 5, 4 waves later
-    than its number, so cell 2 is also 4 waves later than its number, in wave 6::
+    In this example, an island (x) has no cell in the second column. Its cell 1 has to wait until wave 5. That is 4 more
+    than the cell's number, so cell 2 is also 4 waves later than its number, in wave 6::
 
         belongs          x  .  x  x
         number           0     1  2
@@ -265,7 +265,7 @@ def waves_of_block(wave_of_cell: np.ndarray, outcome_of_cell: np.ndarray) -> lis
 
     Args:
         wave_of_cell: int [B, n], the wave of each cell; -1 for a cell that is not resampled. The first cell of the
-            block waits for no cell, so it is in no later wave than wave 0. The cell before it is therefore never fed.
+            block waits for no cell, so it is in wave 0 or is not resampled. The cell before it is therefore never fed.
         outcome_of_cell: uint8 [B, n], the outcome of each draft token.
     """
     n = wave_of_cell.shape[1]
@@ -301,7 +301,7 @@ def fed_cells(resampled: np.ndarray, resampled_before: np.ndarray) -> np.ndarray
 
 
 def predicting_index(cells: np.ndarray, is_fed: np.ndarray) -> np.ndarray:
-    """For each cell to resample, the index among the fed cells of the cell before it, int64 [B, a]; 0 for padding.
+    """For each cell to resample, the index of the cell before it among the fed cells, int64 [B, a]; 0 for padding.
 
     For example, in wave 3 of :func:`waves_of_block`, cells 5 and 7 have the indices 1 and 2::
 

@@ -184,8 +184,9 @@ class BlockVerifier:
         canvas = self.canvas
         fed = to_device(self.on_canvas(block, wave.fed), canvas.device)
 
-        # A cell has its own slot and position, which are below padding_slot. Padding feeds the canvas's cell L, which
-        # has none: it gets padding_slot, and the last position of the table, because it may have any position.
+        # Every fed cell of the block has a slot and a position of its own, both below padding_slot. Padding feeds the
+        # canvas's cell L, which has neither. Cell L gets padding_slot. It may have any position, so it gets the last
+        # position of the table.
         slot = fed.clamp(max=self.padding_slot)
         position = fed.clamp(max=self.padding_slot - 1)
         with canvas.clock.phase("transformer"):
