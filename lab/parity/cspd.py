@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -18,10 +17,17 @@ from ...reports.record import Report
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.canvas import MARCanvas, TokenIndex
-from ...samplers.mar.cspd import make_prefill_diffusion, published, speculate
-from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionNoise, acceptance_of_proposals, log_ratio
-from ...samplers.mar.cspd.draft import MARDrafter
-from ...samplers.mar.cspd.published import PUBLISHED_RULE, Published
+from ...samplers.mar.cspd import make_prefill_diffusion, speculate
+from ...samplers.mar.cspd.mode import LastStep, MARDrafter
+from ...samplers.mar.cspd.rejection import (
+    PUBLISHED_RULE,
+    TRIES,
+    Published,
+    Rejection,
+    RejectionNoise,
+    acceptance_of_proposals,
+    log_ratio,
+)
 from ...samplers.mar.cspd.settings import CSpDSettings
 from ...samplers.mar.prepare import mar_canvas
 from ...samplers.mar.schedule import masked_after
@@ -209,10 +215,10 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         transformer = FullTransformer(canvas)
         prefill_diffusion = make_prefill_diffusion(canvas, transformer)
         mode = Published(canvas, transformer, drafter, prefill_diffusion.noise)
-        mode.rejection_noise = _RecordedRejectionNoise(tokens, places, found)
         rule = PUBLISHED_RULE._replace(draft_std_factor=inner)
-        with torch.no_grad(), mock.patch.object(published, "PUBLISHED_RULE", rule):
-            result = finish(speculate(canvas, transformer, prefill_diffusion, mode))
+        mode.rejection = Rejection(rule, _RecordedRejectionNoise(tokens, places, found))
+        with torch.no_grad():
+            result = finish(speculate(prefill_diffusion, mode))
 
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)

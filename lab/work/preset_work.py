@@ -39,7 +39,7 @@ from ...runs.loading import Ready, defaults
 from ...runs.outlines import SEMANTIC_SIDE, outlined
 from ...samplers.conditioning import AnyCondition, ClassCondition, FeatureCondition, PromptCondition, TextCondition
 from ...samplers.engine import finish
-from ...samplers.mar.cspd import densities
+from ...samplers.mar.cspd import rejection
 from ...samplers.tokens import mulosd
 from ...samplers.tokens.mulosd.drafting import PixelUpSampling
 from ..training.initialise import initialise_hybrid, initialise_llama, initialise_mar
@@ -256,7 +256,7 @@ def accepting(share: float) -> Iterator[None]:
         return torch.where(kept, torch.inf, -torch.inf)
 
     similar = mock.patch.object(F, "cosine_similarity", cosine)
-    with similar, mock.patch.object(densities, "log_ratio", log_ratio):
+    with similar, mock.patch.object(rejection, "log_ratio", log_ratio):
         yield
 
 

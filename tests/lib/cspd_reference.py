@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 from fastar_nodes.samplers.mar.canvas import TokenIndex
-from fastar_nodes.samplers.mar.cspd.densities import RejectionNoise
+from fastar_nodes.samplers.mar.cspd.rejection import RejectionNoise
 from fastar_nodes.samplers.noise import row_keys
 from mar_reference import cosine_tables, diffuse, full_z, kernel, schedule
 from torch import Tensor

@@ -33,7 +33,7 @@ def moved(model: Any, dtype: Any = None) -> Any:
 @contextmanager
 def counted_waits() -> Iterator[Counter[str]]:
     """A pretended device in this block; yields the waits so far,
-    by operation and line ("nonzero samplers/mar/cspd.py:12").
+    by operation and line ("nonzero samplers/mar/cspd/rejection.py:12").
     """
     with pretended_cuda(META) as waits:
         yield waits

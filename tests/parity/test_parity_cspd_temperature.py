@@ -11,7 +11,7 @@ from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import TokenIndex
-from fastar_nodes.samplers.mar.cspd import cspd, published
+from fastar_nodes.samplers.mar.cspd import cspd, rejection
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from safetensors import safe_open
 from torch import Tensor
@@ -78,8 +78,8 @@ def replay(folder, record: Record):
         for q, p in zip(draft.net.parameters(), target.net.parameters(), strict=True):
             q.copy_(p + (q - p) / o["draft_divisor"])
     # The record takes the place of the rejections' random numbers.
-    rule = published.PUBLISHED_RULE._replace(draft_std_factor=o["inner"])
-    with patch.multiple(published, RejectionNoise=lambda keys: record, PUBLISHED_RULE=rule):
+    rule = rejection.PUBLISHED_RULE._replace(draft_std_factor=o["inner"])
+    with patch.multiple(rejection, RejectionNoise=lambda keys: record, PUBLISHED_RULE=rule):
         return finish(cspd(target, from_ids(o["labels"]), settings, record, draft=draft))
 
 

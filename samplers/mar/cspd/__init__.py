@@ -1,15 +1,17 @@
 """CSpD: a small MAR model drafts tokens, and a large MAR model (the target) verifies the drafts.
 
 Source: Wang et al. 2024, "Continuous Speculative Decoding for Autoregressive Image Generation" (arXiv 2411.11925), and
-its published code. CSpD has three modes, each in its own file:
+its published code. In the *prefill*, the first AR steps, the target samples all tokens itself, as in MAR. All later AR
+steps are divided into *segments*. A segment is one AR step or several consecutive ones: the draft model drafts all of
+them before the target verifies their drafts. The *mode* says how the target verifies:
 
-- ``published``: the rule of the published code, which approximates the target's distribution.
-- ``paper``: the paper's algorithm 1.
-- ``lossless``: FastAR's own mode. Its images have exactly the target's distribution, whatever the draft model is.
+- ``published``: the rule of the published code, which approximates the target's distribution (``rejection.py``).
+- ``paper``: the paper's algorithm 1 (``rejection.py``).
+- ``lossless``: FastAR's own mode. Its images have exactly the target's distribution, whatever the draft model is
+  (``lossless.py``).
 
-A *segment* is several AR steps in a row: the draft model drafts all of them before the target verifies their drafts. A
-mode is a class whose method ``segment`` drafts, verifies and decides a segment (``mode.py``). ``draft.py`` has the
-draft model. ``densities.py`` has the rejection rule of the modes ``published`` and ``paper``.
+A mode is a class whose method ``segment`` drafts, verifies and decides a segment. ``mode.py`` has what the modes share,
+such as the draft model. This file has the checks, the sampler, and the loop over the segments.
 """
 
 from __future__ import annotations
@@ -32,11 +34,9 @@ from ..mar import Diffusion
 from ..mar import check as check_mar
 from ..prepare import mar_canvas
 from ..transformer import FullTransformer, Transformer
-from .draft import MARDrafter
 from .lossless import Lossless
-from .mode import Mode
-from .paper import Paper
-from .published import Published
+from .mode import MARDrafter, Mode
+from .rejection import Paper, Published
 from .settings import CSpDSettings
 
 MODES: dict[str, type[Mode]] = {
@@ -58,7 +58,7 @@ def check(model: MARModel, settings: CSpDSettings) -> None:
 
 def _expect_use_of_speculation(settings: CSpDSettings) -> None:
     """Raise a UserError if ``speculation`` is above 1 in a mode other than *lossless*. In the other modes, the target
-    would draft its own diffusion steps only in the prefill: the AR steps before the draft model's first draft.
+    would draft its own diffusion steps only in the prefill.
     """
     if settings.speculation > 1 and settings.mode != "lossless":
         raise UserError(
@@ -120,8 +120,7 @@ def cspd(
 
     Args:
         make_transformer, make_draft_transformer: make the transformers of the target and of the draft model. The
-            target's transformer runs only in the prefill (the AR steps before the first draft) and when the target
-            verifies drafts.
+            target's transformer runs only in the prefill and when the target verifies drafts.
         draft: the model that drafts.
 
     The report adds up the passes and the head calls of both models; ``draft_passes`` and ``draft_head_calls`` are the
@@ -145,7 +144,7 @@ def cspd(
     prefill_diffusion = make_prefill_diffusion(canvas, transformer)
     mode = mode_class(canvas, transformer, drafter, prefill_diffusion.noise)
 
-    result = yield from speculate(canvas, transformer, prefill_diffusion, mode)
+    result = yield from speculate(prefill_diffusion, mode)
     remark_draft(result.report, draft)
     return result
 
@@ -171,18 +170,24 @@ def make_prefill_diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffu
     return Diffusion(canvas, transformer.heads, [table] * canvas.order.steps, counted=False)
 
 
-def speculate(canvas: MARCanvas, transformer: Transformer, prefill_diffusion: Diffusion, mode: Mode) -> Sampler:
-    """Run the prefill, in which the target samples all tokens itself, and then segment after segment.
+def speculate(prefill_diffusion: Diffusion, mode: Mode) -> Sampler:
+    """Run the prefill, and then segment after segment.
 
     The mode decides the tokens of a segment. In the modes *paper* and *lossless*, a rejection ends the segment early,
     because the later drafts depend on the rejected draft. The next segment then starts after the rejected AR step.
     """
+    canvas = mode.canvas
     order = canvas.order
-    step = canvas.settings.prefill(order.steps)
-    yield from run_passes(canvas, {s: order.positions_from(s) for s in range(step)}, transformer, prefill_diffusion)
 
+    # 1. The prefill.
+    step = canvas.settings.prefill(order.steps)
+    plan = {k: order.positions_from(k) for k in range(step)}
+    yield from run_passes(canvas, plan, mode.transformer, prefill_diffusion)
+
+    # 2. The segments. A preview also shows drafts.
     while step < order.steps:
         for next_step in mode.segment(step):
             yield from canvas.yield_step(next_step, partial(canvas.view, mode.drafter.drafted))
         step = next_step
+
     return canvas.finish()

@@ -1,9 +1,9 @@
 """CSpD, mode ``lossless``: images with exactly the target's distribution, whatever the draft model is.
 
-The draft model samples the tokens of several AR steps. Each token has a diffusion *path*: its states from noise to the
-token. One pass of the target's transformer computes z, the conditions of the target's diffusion head, for all these AR
-steps. The z of an AR step depends on the drafts of the AR steps before it. (A transformer with caches needs a pass for
-each AR step.) The target's head then evaluates all states of the drafted paths in one batch.
+The draft model samples the tokens of several AR steps. Each token has a *path*: its states from noise to the token. One
+pass of the target's transformer computes z, the conditions of the target's diffusion head, for all these AR steps. The
+z of an AR step depends on the drafts of the AR steps before it. (A transformer with caches needs a pass for each AR
+step.) The target's head then evaluates all states of the drafted paths in one batch.
 
 The target accepts a path up to its first rejected diffusion step. For this step, a coupling of the two models'
 Gaussians (``coupling.py``) gives a new state, and from there the target samples the rest of the path. So every token is
@@ -12,6 +12,8 @@ a sample of the target, given the tokens before it. The token depends neither on
 A token counts as accepted if its whole path is accepted. After an AR step with a rejected token, all later drafts are
 discarded, because the target computed their z from the rejected token. Two different models rarely agree on a whole
 path, because the last diffusion steps add almost no noise.
+
+Shapes: B images, and n tokens of an image in an AR step.
 """
 
 from __future__ import annotations
@@ -27,8 +29,7 @@ from ...noise import CounterRNG, StreamNoise
 from ...speculation import Speculation
 from ..canvas import MARCanvas
 from ..transformer import Transformer
-from .draft import MARDrafter, Paths
-from .mode import Mode
+from .mode import MARDrafter, Mode, Paths
 
 
 class Lossless(Mode):
@@ -93,15 +94,15 @@ class Lossless(Mode):
             accepted = verified.accepted().view(positions.shape)
             values = verified.samples(canvas.settings.speculation_window).view(*positions.shape, -1)
             canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
-            outcome = self.count_outcomes(accepted)
+            outcome = self.count_outcomes(accepted, ~accepted)
 
         canvas.decide(positions, values, step, outcome)
         return not accepted.all()
 
 
 class VerifiedPaths(NamedTuple):
-    """The drafted paths of one AR step, up to the first diffusion step that the target rejects. A row is a token. An AR
-    step has n rows for each of B images.
+    """The drafted paths of one AR step, up to the first diffusion step that the target rejects. A row is the path of a
+    token.
 
     This is a view of some rows of ``speculation``, which has the rows of all AR steps that one pass verified. No two AR
     steps share a row, so :meth:`samples` does not change the paths of other AR steps.

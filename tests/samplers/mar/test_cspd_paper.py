@@ -17,12 +17,12 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import TokenIndex
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.cspd.densities import (
+from fastar_nodes.samplers.mar.cspd.mode import LastStep
+from fastar_nodes.samplers.mar.cspd.rejection import (
     PAPER_RULE,
-    LastStep,
+    Rejection,
     RejectionNoise,
     Rule,
-    accept_or_resample,
     acceptance_of_proposals,
     log_ratio,
 )
@@ -122,7 +122,7 @@ def test_the_comparison_would_see_another_rule(model, monkeypatch):
     for case, rule in (("Sigma above 1", Rule(-1, 1.0)), ("Sigma below 1", Rule(-1, 1.0)), ("near", Rule(1, 3.0))):
         right = outcome(case)
         with monkeypatch.context() as patch:
-            patch.setattr("fastar_nodes.samplers.mar.cspd.paper.PAPER_RULE", rule)
+            patch.setattr("fastar_nodes.samplers.mar.cspd.rejection.PAPER_RULE", rule)
             assert not np.array_equal(outcome(case), right), case
 
 
@@ -197,7 +197,7 @@ def judged(rest: float, rule: Rule = PAPER_RULE, seed: int = 3) -> tuple[Tensor,
     position = torch.arange(DRAWS)
     q, p = (LastStep(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
     tokens = TokenIndex((torch.zeros_like(position), position))
-    found = accept_or_resample(drafts, q, p, rule, RejectionNoise(keys), tokens)
+    found = Rejection(rule, RejectionNoise(keys)).verify(drafts, q, p, tokens)
     assert bool(found.has_value.all())
     return found.values[:, 0].double(), float(found.accepted.double().mean())
 

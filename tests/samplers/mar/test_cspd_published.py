@@ -8,15 +8,15 @@ import math
 import pytest
 import torch
 from fastar_nodes.samplers.mar.canvas import TokenIndex
-from fastar_nodes.samplers.mar.cspd.densities import (
+from fastar_nodes.samplers.mar.cspd.mode import LastStep
+from fastar_nodes.samplers.mar.cspd.rejection import (
+    PUBLISHED_RULE,
     TRIES,
-    LastStep,
+    Rejection,
     Rule,
-    accept_or_resample,
     acceptance_of_proposals,
     log_ratio,
 )
-from fastar_nodes.samplers.mar.cspd.published import PUBLISHED_RULE
 
 
 def published(inner: float) -> Rule:
@@ -70,7 +70,7 @@ def test_drafts_and_redraws():
     drafts = torch.tensor([2.0, 0, 0, 0, 0, 0, 0])[:, None]
     rows = torch.arange(7)
     q, p = last(0.0, 1.0, tokens=7), last(3.0, 1.0, tokens=7)
-    judged = accept_or_resample(drafts, q, p, published(1.0), noise, TokenIndex((torch.zeros_like(rows), rows)))
+    judged = Rejection(published(1.0), noise).verify(drafts, q, p, TokenIndex((torch.zeros_like(rows), rows)))
     assert judged.accepted.tolist() == [True, False, False, False, False, False, False]
     assert judged.values[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
     assert judged.proposals.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
