@@ -584,8 +584,8 @@ class Pipeline:
         if start.ndim != (3 if codes else 4) or start.is_floating_point() == codes:
             form = "codes int64 [1 or batch, h, w]" if codes else "latents [1 or batch, C, h, w]"
             raise UserError(
-                f"image: the tensor has the dtype {start.dtype} and the shape {list(start.shape)}; give {form}, as "
-                "sample() returns them, or an image."
+                f"image: the tensor has the dtype {start.dtype} and the shape {list(start.shape)}; give an "
+                f"image, or the result of sample(): {form}."
             )
         if codes:
             cast(VQModel, self.ready.decoder).expect_entries(start, "image")

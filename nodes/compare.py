@@ -63,8 +63,8 @@ class CompareSettings(Settings):
         high=MOST_CELLS,
         step=1,
         more="At 0, each kind of model (such as MAR, LlamaGen and Tar) gets its own group of cells with its own "
-        "baseline. If several cells of a kind have a different model or a different image size, they also get a "
-        "group of their own.",
+        "baseline. Compare divides such a group further, by model and by image size, if each new group has several "
+        "cells.",
     )
     differences: bool = knob(
         False,

@@ -130,8 +130,8 @@ def model_of(loader: Any) -> tuple[ModelFacts, str]:
     inputs = loader.get("inputs") if isinstance(loader, Mapping) else None
     if not isinstance(kind, str) or kind not in _families() or not isinstance(inputs, Mapping):
         raise UserError(
-            "loader: this is not a loader node of FastAR, or its inputs are missing; send the "
-            "loader's entry in the workflow, with class_type and inputs."
+            "loader: this is not a loader node of FastAR, or its inputs are missing; give the loader as it stands in "
+            "the workflow's JSON, with class_type and inputs."
         )
 
     family = _families()[kind]

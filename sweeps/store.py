@@ -54,7 +54,7 @@ class CellStore:
         if self.path(name).is_dir():
             raise UserError(
                 f"folder: {name}.png in {self.folder} is a folder, but an image must get this name; "
-                f"rename the folder {name}.png."
+                "give this folder a different name."
             )
         self._expect_still_there()
         with suppress(OSError):  # which writable() reports

@@ -23,8 +23,8 @@ QUARTERS = "quarters"
 def stages_of_cells(grid: int, stages: str) -> Tensor:
     """GtR's stage of every cell of a ``grid`` x ``grid`` image, int64 [L]; the last stage is the reconstruction.
 
-    The structure is half of all cells. The paper halves the structure, and halves one of the halves again. So the first
-    three stages have an eighth, an eighth and a quarter of all cells. QUARTERS joins the first two stages into one.
+    The structure is half of all cells. The paper divides the structure into two halves, and one of these halves into
+    two halves again. So the first three stages have an eighth, an eighth and a quarter of all cells. QUARTERS joins the first two stages into one.
     These are the stages of an 8 x 8 grid, PAPER on the left and QUARTERS on the right::
 
         0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
@@ -59,7 +59,8 @@ def stage_count(stages: str) -> int:
 
 
 def steps_of_paper(share: float, steps: int) -> tuple[int, int, int]:
-    """Divide ``steps`` AR steps, at least 3, among the three stages before the reconstruction, as in the paper.
+    """Divide ``steps`` AR steps among the three stages before the reconstruction, as in the paper; ``steps`` must be at
+    least 3.
 
     The first stage takes ``share`` of all these AR steps, and the second stage takes ``share`` of the rest. For
     example, 16 AR steps and a share of 0.75 give 12, 3 and 1.
@@ -71,7 +72,8 @@ def steps_of_paper(share: float, steps: int) -> tuple[int, int, int]:
 
 
 def steps_of_quarters(share: float, all_steps: int, steps: int) -> tuple[int, int]:
-    """Divide ``steps`` AR steps, at least 2, among the two stages before the reconstruction, with QUARTERS.
+    """Divide ``steps`` AR steps among the two stages before the reconstruction, with QUARTERS; ``steps`` must be at
+    least 2.
 
     The first stage takes ``share`` of ``all_steps``, the number of AR steps including the reconstruction.
     """
@@ -113,7 +115,7 @@ def stage_sizes(grid: int, stages: str, regenerated: Tensor | None = None) -> tu
 
 
 def expect_enough_tokens(sizes: Sequence[int], steps: Sequence[int]) -> None:
-    """Raise a UserError if a stage of a whole image has more AR steps than tokens.
+    """Raise a UserError if a stage has more AR steps than tokens. This is for whole images, not for an edit.
 
     ``sizes``, ``steps``: the number of tokens and of AR steps of each stage.
     """
