@@ -267,9 +267,9 @@ def first_image_widget() -> io.Input:
         max=_MOST_NUMBERS,
         optional=True,
         advanced=True,
-        tooltip="Position in a batch, counted from 0. The images of this run get the noise of the images from this "
-        "position on. Usual: 0; to generate only the fourth image of a batch again, set this to 3 and connect only the "
-        "label or prompt of that image.",
+        tooltip="Position in a batch, counted from 0. This run generates the images of a batch from this position on. "
+        "Usual: 0; to generate only the fourth image of a batch again, set this to 3 and connect only the label or "
+        "prompt of that image.",
     )
 
 

@@ -228,6 +228,6 @@ def import_error(package: str, field: str, error: BaseException) -> UserError:
         )
 
     return UserError(
-        f"{needs}, which is installed but cannot be imported ({first_line(error)}); "
+        f"{needs}. This package is installed but cannot be imported ({first_line(error)}); "
         f"install it again with: pip install --upgrade --force-reinstall {package}"
     )

@@ -162,9 +162,9 @@ class BlockDiffusion:
 
     def denoise(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Denoise a block from its ``conditions``, fp32 [R, K, D]. After every call of the head (with speculation,
-        after every window), yields two values. The first is the number of steps of the row that has taken the fewest
-        steps; at the end, it is S + 1. The second value is the states, fp32 [N, K, C]. Without speculation, each
-        call takes one step of all rows. After the last step, the state is the head's prediction of the tokens.
+        after every window), yields two values. The first is the number of steps that every row has taken. A block takes
+        S + 1 steps: the S diffusion steps, and a last step, whose result is the head's prediction of the tokens. The
+        second value is the states, fp32 [N, K, C]. Without speculation, each call takes one step of all rows.
         """
         batch = self._batch(block, conditions)
         rng = None if self.keys is None else CounterRNG(self.keys[: len(batch.x), block])

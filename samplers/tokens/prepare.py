@@ -255,7 +255,7 @@ def _expect_positions(model: TokenModel, rows: int) -> None:
     if positions_left >= 1:
         raise UserError(
             f"condition: {rows} codes are too many for {name} with {model.grid} x {model.grid} tokens; choose a "
-            f"value of detail with at most {positions_left} codes."
+            f"value of the setting detail with at most {positions_left} codes."
         )
     raise UserError(
         f"grid: a condition of {rows} codes, followed by {model.grid} x {model.grid} image tokens, needs "

@@ -75,7 +75,7 @@ def test_a_library_that_is_missing_or_broken() -> None:
         ModuleNotFoundError("No module", name="regex"),
     ):
         broken = str(import_error("transformers", "encoder", error))
-        assert f"which is installed but cannot be imported ({error}); install it again" in broken
+        assert f"This package is installed but cannot be imported ({error}); install it again" in broken
 
 
 @pytest.mark.parametrize(

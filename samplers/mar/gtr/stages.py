@@ -24,7 +24,8 @@ def stages_of_cells(grid: int, stages: str) -> Tensor:
     """GtR's stage of every cell of a ``grid`` x ``grid`` image, int64 [L]; the last stage is the reconstruction.
 
     The structure is half of all cells. The paper divides the structure into two halves, and one of these halves into
-    two halves again. So the first three stages have an eighth, an eighth and a quarter of all cells. QUARTERS joins the first two stages into one.
+    two halves again. So the first three stages have an eighth, an eighth and a quarter of all cells. QUARTERS joins the
+    first two stages into one.
     These are the stages of an 8 x 8 grid, PAPER on the left and QUARTERS on the right::
 
         0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
