@@ -354,8 +354,8 @@ class GtRSampler(_Sampler):
         ),
         "diffusion_steps_end": "In GtR, the whole reconstruction uses this value. The paper uses 20 steps.",
         "order": "In GtR, the stages follow one another, and *order* applies to the tokens within each stage.",
-        "mask": "In a batch, the masks must have equal numbers of tokens in the first stage, and likewise in every "
-        "other stage.",
+        "mask": "If the images of a batch have different masks, each stage must have the same number of tokens to "
+        "regenerate in every image.",
     }
 
     @classmethod

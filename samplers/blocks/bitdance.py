@@ -59,8 +59,8 @@ def bitdance(
         condition: what the B images show: class labels for a class model, prompts for a prompt model.
         settings: see :class:`BlockSettings`.
         noise: noise of the B images.
-        edit: the part of each image to regenerate; None for whole new images. New tokens do not depend on fixed tokens
-            in later blocks.
+        edit: the part of each image to regenerate; None for whole new images. A new token depends on
+            the fixed tokens of earlier blocks and of its own block, but not on the fixed tokens of later blocks.
 
     Yields:
         :class:`Step` after every call of the diffusion head or, with speculation, after every window of drafted
@@ -111,8 +111,8 @@ class BlockLook:
         report = self.canvas.report
         at = self.canvas.span(block)
 
-        # 1. In the first call, feed the condition, and then the embeddings that stand in for the block before
-        # block 0.
+        # 1. In the first call, feed the condition, and then as many embeddings as a block has. Block 0 needs them,
+        # because no block of tokens comes before it.
         if self.hidden is None:
             prefix, lengths, first = self.inputs
             self.hidden, self.cache = self.net.begin(prefix, lengths, first, self.canvas.grid)
@@ -123,7 +123,7 @@ class BlockLook:
         if at.start > self.fed:
             new = slice(self.fed, at.start)
             embeddings = self.net.embed(self.canvas.branch_tokens[:, new], self.position_embeddings[new])
-            before = self.canvas.block_size + self.fed  # the stand-in for the block before block 0 counts too
+            before = self.canvas.block_size + self.fed  # the embeddings of step 1 count too
             hidden = self.net.advance(embeddings, before, self.cache)
             self.hidden = hidden[:, -self.canvas.block_size :]
             self.fed = at.start

@@ -28,7 +28,7 @@ class Inputs(NamedTuple):
 
     prefix: Tensor  # embeddings of the condition, [R, n, D]
     lengths: Tensor | None  # number of valid embeddings in each prefix, int64 [R]; None if all n are valid
-    first: Tensor  # embeddings after the prefix, [R, K, D]; they stand in for the block before block 0
+    first: Tensor  # embeddings after the prefix, [R, K, D]; the input before block 0, in place of a block
 
 
 @dataclass(eq=False)

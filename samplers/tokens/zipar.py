@@ -38,8 +38,8 @@ from .token_noise import TokenNoise
 
 
 def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
-    """The cells that each pass decides, on a grid of ``grid`` x ``grid`` cells. Only the first ``rows`` rows are decided.
-    The passes first decide row 0 cell by cell. After that, each pass decides one cell of every active row.
+    """The cells that each pass decides, on a grid of ``grid`` x ``grid`` cells. Only the first ``rows`` rows are
+    decided. The passes first decide row 0 cell by cell. After that, each pass decides one cell of every active row.
 
     Row 1 becomes active when row 0 is complete. For r > 0, row r + 1 becomes active when ``window`` cells of row r are
     decided. On a grid of side G, all G rows take G + (G - 2) s + G passes, where s is the window. ``window`` is
