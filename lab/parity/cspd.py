@@ -18,7 +18,7 @@ from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.canvas import MARCanvas, TokenIndex
 from ...samplers.mar.cspd import make_prefill_diffusion, speculate
-from ...samplers.mar.cspd.mode import LastStep, MARDrafter
+from ...samplers.mar.cspd.mode import MARDrafter, PathDensity
 from ...samplers.mar.cspd.rejection import (
     PUBLISHED_RULE,
     TRIES,
@@ -66,8 +66,8 @@ class _Verification:
         def cat(name: str) -> Tensor:
             return data[f"{tag}.verify_{name}_cat"][rows]
 
-        self.q = LastStep(cat("mq"), cat("sq").log(), cat("lq"))
-        self.p = LastStep(cat("mp"), cat("sp").log(), cat("lp"))
+        self.q = PathDensity(cat("mq"), cat("sq").log(), cat("lq"))
+        self.p = PathDensity(cat("mp"), cat("sp").log(), cat("lp"))
         self.token, self.ratio, self.guess, self.out = (cat(name) for name in ("x", "prob", "guess", "out"))
         self.normals: list[Tensor] = []
         self.uniforms: list[Tensor] = []

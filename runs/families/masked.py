@@ -48,7 +48,7 @@ class MARFamily(Family):
         return side, side
 
     def expect_draft(self, model: MARModel, draft: MARModel, tokenizer: Any, of_draft: Any, title: str) -> None:
-        check_pair(draft, model)
+        check_pair(model, draft)
 
     def step_numbers(self, model: MARModel, settings: Any) -> int:
         return model.net.config.tokens * model.net.config.channels

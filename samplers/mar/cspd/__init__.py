@@ -11,7 +11,11 @@ them before the target verifies their drafts. The *mode* says how the target ver
   (``lossless.py``).
 
 A mode is a class whose method ``segment`` drafts, verifies and decides a segment. ``mode.py`` has what the modes share,
-such as the draft model. This file has the checks, the sampler, and the loop over the segments.
+such as the draft model. This file has the checks, the sampler, and the loop over the segments. Read this file first,
+then ``mode.py``, and then the modes.
+
+In the names of this folder, ``step`` alone is an AR step. Names that come from the files about diffusion mean diffusion
+steps: ``step_table``, ``step_count``, ``drafted_steps`` and ``accepted_steps``.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ def _expect_use_of_speculation(settings: CSpDSettings) -> None:
         )
 
 
-def check_pair(draft: MARModel, target: MARModel) -> None:
+def check_pair(target: MARModel, draft: MARModel) -> None:
     """Check that two models generate tokens of the same kind, on the same grid, from the same kind of condition.
 
     Raises:
@@ -94,7 +98,7 @@ def check_pair(draft: MARModel, target: MARModel) -> None:
             )
 
 
-def _expect_one_device(draft: MARModel, target: MARModel) -> None:
+def _expect_one_device(target: MARModel, draft: MARModel) -> None:
     """Raise a UserError if the models are on different devices."""
     if draft.device != target.device:
         raise UserError(
@@ -132,8 +136,8 @@ def cspd(
             models on different devices; or a draft model that :func:`check_pair` rejects.
     """
     _expect_use_of_speculation(settings)
-    check_pair(draft, model)
-    _expect_one_device(draft, model)
+    check_pair(model, draft)
+    _expect_one_device(model, draft)
     canvas = mar_canvas("cspd", model, condition, settings, noise, edit)
     canvas.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
     canvas.report.remark(remark_start(draft, canvas))

@@ -37,22 +37,25 @@ class Lossless(Mode):
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
-        self.next_draft_length = canvas.settings.draft_length  # number of AR steps that the next segment drafts
         self.table = canvas.step_table(canvas.settings.diffusion_steps)
+        # Number of AR steps that the newest segment accepted. The first segment drafts as if a segment before it had
+        # accepted draft_length AR steps.
+        self.accepted_ar_steps = canvas.settings.draft_length
 
     def segment(self, first: int) -> Iterator[int]:
         """Draft AR steps from ``first`` on, and decide them up to and including the first with a rejected draft."""
-        # 1. Draft the AR steps of the segment.
-        ar_steps = range(first, min(first + self.next_draft_length, self.canvas.order.steps))
+        # 1. Draft at most twice as many AR steps as the previous segment accepted, but at least one.
+        count = min(self.canvas.settings.draft_length, max(1, 2 * self.accepted_ar_steps))
+        ar_steps = range(first, min(first + count, self.canvas.order.steps))
         drafts = {step: self.drafter.draft_step(step, self.noise) for step in ar_steps}
 
-        self.next_draft_length = 1  # if no AR step of this segment is accepted
+        self.accepted_ar_steps = 0
         for ar_steps_of_pass in self.passes(ar_steps):
             # 2. In one pass, the target verifies the drafts of these AR steps.
-            paths_of_steps = self.verify(ar_steps_of_pass, drafts)
+            verified_of_steps = self.verify(ar_steps_of_pass, drafts)
 
             # 3. Decide one AR step after another.
-            for step, verified in zip(ar_steps_of_pass, paths_of_steps, strict=True):
+            for step, verified in zip(ar_steps_of_pass, verified_of_steps, strict=True):
                 any_rejection = self.decide(step, verified)
 
                 # 4. If a draft is rejected, discard all later drafts, and end the segment.
@@ -61,9 +64,7 @@ class Lossless(Mode):
                     yield step + 1
                     return
 
-                # 5. The next segment drafts at most twice the number of AR steps that are accepted in this segment.
-                accepted_ar_steps = step + 1 - first
-                self.next_draft_length = min(self.canvas.settings.draft_length, 2 * accepted_ar_steps)
+                self.accepted_ar_steps += 1
                 yield step + 1
 
     def verify(self, ar_steps: range, drafts: Mapping[int, Paths]) -> list[VerifiedPaths]:
@@ -73,7 +74,8 @@ class Lossless(Mode):
         canvas = self.canvas
         batch, tokens, sizes = self.run_target(ar_steps)
 
-        # 1. Evaluate the head at all states of the drafted paths.
+        # 1. Evaluate the head at all states of the drafted paths. The speculation gets no report, which would also
+        # count the steps that the target drafts for itself. This method and :meth:`decide` count the draft model's.
         all_rows = np.arange(len(tokens))
         with canvas.clock.phase("head"):
             rng = CounterRNG(self.keys[tokens.index])
@@ -92,7 +94,7 @@ class Lossless(Mode):
         positions = canvas.order.positions_from(step)
         with canvas.clock.phase("head"):
             accepted = verified.accepted().view(positions.shape)
-            values = verified.samples(canvas.settings.speculation_window).view(*positions.shape, -1)
+            values = verified.finish(canvas.settings.speculation_window).view(*positions.shape, -1)
             canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
             outcome = self.count_outcomes(accepted, ~accepted)
 
@@ -101,11 +103,12 @@ class Lossless(Mode):
 
 
 class VerifiedPaths(NamedTuple):
-    """The drafted paths of one AR step, up to the first diffusion step that the target rejects. A row is the path of a
-    token.
+    """A handle to the rows of one AR step in a running speculation: :meth:`finish` takes the remaining diffusion steps
+    of these rows. A row is the path of a token. The target has verified it, so it has come past its accepted diffusion
+    steps, and past the first rejected one if there is one.
 
-    This is a view of some rows of ``speculation``, which has the rows of all AR steps that one pass verified. No two AR
-    steps share a row, so :meth:`samples` does not change the paths of other AR steps.
+    All AR steps that one pass verified share the object ``speculation``. But no two of them share a row, so
+    :meth:`finish` does not change the paths of other AR steps.
     """
 
     speculation: Speculation
@@ -116,7 +119,7 @@ class VerifiedPaths(NamedTuple):
         """Whether the target accepts the whole path of each row, bool [B n] on the host."""
         return torch.from_numpy(self.accepted_steps == self.speculation.step_count)
 
-    def samples(self, window: int) -> Tensor:
+    def finish(self, window: int) -> Tensor:
         """Let the target sample the rest of each path, and return the tokens of the rows, fp32 [B n, channels]. The
         target drafts ``window`` of its own diffusion steps at once. If ``window`` is 1, it does not draft.
         """

@@ -5,7 +5,7 @@ reads the target's tokens, and samples with the target's noise and diffusion ste
 :class:`Mode` says how the target verifies the drafts.
 
 Shapes: B images of L tokens; n tokens of an image in an AR step; N tokens in a batch of the diffusion head; S diffusion
-steps of a token; C, the width of the transformer; P branches of guidance.
+steps of a token; D, the width of the transformer; P branches of guidance.
 """
 
 from __future__ import annotations
@@ -34,31 +34,33 @@ from ..transformer import Transformer
 # ------------------------------------------------------------------------------------------------ paths
 
 
-class LastStep(NamedTuple):
-    """What the rule in ``rejection.py`` needs from the diffusion paths of one model, fp32 [..., channels] each."""
+class PathDensity(NamedTuple):
+    """What the rule in ``rejection.py`` needs from the diffusion paths of one model, fp32 [..., channels] each: the
+    Gaussian of the last diffusion step, and the stds of all other diffusion steps.
+    """
 
     mean: Tensor  # mean of the last diffusion step
     log_std: Tensor  # log std of the last diffusion step
-    other_log_stds: Tensor  # sum of the log stds of all other diffusion steps
+    sum_of_other_log_stds: Tensor  # sum of the log stds of all other diffusion steps
 
-    def at(self, index: Tensor) -> LastStep:
+    def at(self, index: Tensor) -> PathDensity:
         """The tokens at ``index``, int64 [N]."""
-        return LastStep(*(field[index] for field in self))
+        return PathDensity(*(field[index] for field in self))
 
-    def for_proposals(self) -> LastStep:
+    def for_proposals(self) -> PathDensity:
         """The same N tokens, with an additional axis for the proposals of each token: fp32 [N, 1, channels]."""
-        return LastStep(*(field[:, None] for field in self))
+        return PathDensity(*(field[:, None] for field in self))
 
     @staticmethod
-    def joined_by_image(parts: Sequence[LastStep], images: int) -> LastStep:
+    def joined_by_image(parts: Sequence[PathDensity], images: int) -> PathDensity:
         """Join the tokens of several AR steps, one part for each AR step. The result has one image after another, each
         with its tokens of all these AR steps. ``images``: B.
         """
         joined = []
-        for field_of_parts in zip(*parts, strict=True):  # for each field of LastStep, the tensors of all AR steps
-            by_image = [x.unflatten(0, (images, -1)) for x in field_of_parts]
+        for field_of_parts in zip(*parts, strict=True):  # for each field of PathDensity, the tensors of all AR steps
+            by_image = [x.unflatten(0, (images, -1)) for x in field_of_parts]  # [B, n, channels] each
             joined.append(torch.cat(by_image, 1).flatten(0, 1))
-        return LastStep(*joined)
+        return PathDensity(*joined)
 
 
 class Paths(NamedTuple):
@@ -66,19 +68,14 @@ class Paths(NamedTuple):
 
     For each diffusion step, the head predicts a mean and a std s. The next state is a sample of the Gaussian with this
     mean and with the std T s; T is the temperature. The last diffusion step is an exception in all modes except
-    ``paper``: it adds no noise, as in MAR, so the token is the mean. But the rule in ``rejection.py`` compares the last
-    diffusion steps of two paths, so it needs their stds too. These are the stds in the results of the methods::
+    ``paper``: it adds no noise, as in MAR, so the token is the mean.
 
-                               last diffusion step            each other diffusion step
-        field ``predicted``    s                              s
-        drafted_steps          T s, the std of the noise      T s, the std of the noise
-                               0 if no noise was added
-        last_step              T s, with or without noise     s, because T cancels
-
+    The modes need the stds for two purposes. :meth:`drafted_steps` describes the noise that was really added.
+    :meth:`density` describes the density of the rule, which needs a std even where no noise was added.
     """
 
     states: Tensor  # fp32 [N, S + 1, channels]; the first state is noise, the last state is the token
-    predicted: Gaussian  # what the head predicts for each diffusion step, fp32 [N, S, channels], without T
+    predicted: Gaussian  # the mean and log s of each diffusion step, fp32 [N, S, channels]; s is without T
     temperature: float  # T
     adds_last_noise: bool  # whether the last diffusion step added noise; if not, the token is its mean
 
@@ -87,35 +84,38 @@ class Paths(NamedTuple):
         """The tokens at which the paths end, fp32 [N, channels]."""
         return self.states[:, -1]
 
-    def last_step(self) -> LastStep:
-        """What the rule in ``rejection.py`` needs. The std of the last diffusion step is T s, even if this step added
-        no noise.
+    def density(self) -> PathDensity:
+        """The density of the tokens for the rule in ``rejection.py``. The std of the last diffusion step is T s, even
+        if this step added no noise.
         """
         mean, log_std = self.predicted
         # At temperature 0, the published code divides 0 by 0. Here the stds become tiny instead, so the target rejects
         # every draft that differs from the target's mean, and the mean becomes the token.
         log_temperature = math.log(max(self.temperature, 1e-6))
-        # The rule uses the other stds only in ratios of the draft model's std and the target's. There T cancels.
-        return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
+        # The other stds stay without T. The rule uses them only in ratios of one model's std and the other's, and there
+        # T cancels.
+        return PathDensity(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
 
     def drafted_steps(self) -> DraftedSteps:
         """All diffusion steps, as drafts that ``speculation.py`` verifies. Their stds are those of the noise that was
-        added, so the last std is 0 if the last diffusion step added no noise.
+        added: T s, or 0 in a last diffusion step without noise.
         """
         mean, log_std = self.predicted
-        log_std = log_std + (math.log(self.temperature) if self.temperature else -math.inf)
+        log_std_of_noise = log_std + (math.log(self.temperature) if self.temperature else -math.inf)
         if not self.adds_last_noise:
-            log_std[:, -1] = -math.inf
-        return DraftedSteps(self.states[:, :-1], self.states[:, 1:], Gaussian(mean, log_std))
+            log_std_of_noise[:, -1] = -math.inf
+        return DraftedSteps(self.states[:, :-1], self.states[:, 1:], Gaussian(mean, log_std_of_noise))
 
     def split(self, sizes: Sequence[int]) -> list[Paths]:
         """Split the paths into consecutive parts, whose numbers of tokens are ``sizes``."""
-        parts = zip(*(x.split(sizes) for x in (self.states, *self.predicted)), strict=True)
+        mean_parts = self.predicted.mean.split(sizes)
+        log_std_parts = self.predicted.log_std.split(sizes)
+        parts = zip(self.states.split(sizes), mean_parts, log_std_parts, strict=True)
         return [self._replace(states=states, predicted=Gaussian(mean, log_std)) for states, mean, log_std in parts]
 
     @staticmethod
     def concatenated(parts: Sequence[Paths]) -> Paths:
-        """Join several parts, one part after another. All parts were sampled in the same way."""
+        """Join several parts, one part after another. All parts have the same temperature and ``adds_last_noise``."""
         states = torch.cat([part.states for part in parts])
         mean = torch.cat([part.predicted.mean for part in parts])
         log_std = torch.cat([part.predicted.log_std for part in parts])
@@ -123,8 +123,8 @@ class Paths(NamedTuple):
 
 
 def table_with_last_std(canvas: MARCanvas) -> StepTable:
-    """The diffusion steps for :func:`sample_paths`. Here the last one has a std too, unlike in
-    :meth:`.MARCanvas.step_table`; :class:`Paths` says why.
+    """The diffusion steps for :func:`sample_paths`. Here the last one has a std too, because :meth:`Paths.density`
+    needs it. In :meth:`.MARCanvas.step_table`, the last one has none.
     """
     respaced = canvas.respaced_diffusion(canvas.settings.diffusion_steps)
     return step_table(respaced.steps, canvas.time_embeddings(respaced))
@@ -148,7 +148,7 @@ def sample_paths(heads: HeadFactory, batch: DiffusionBatch, adds_last_noise: boo
         log_stds.append(result.log_std)
 
     if not adds_last_noise:
-        states[-1] = means[-1]
+        states[-1] = means[-1]  # run_chain added noise, because the table has a std for the last diffusion step
 
     predicted = Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1))
     return Paths(torch.stack(states, 1), predicted, batch.temperature, adds_last_noise)
@@ -158,7 +158,12 @@ def sample_paths(heads: HeadFactory, batch: DiffusionBatch, adds_last_noise: boo
 
 
 class MARDrafter:
-    """Drafts tokens of the images that the target generates, and writes the drafts to the target's canvas."""
+    """Drafts tokens of the images that the target generates, and writes the drafts to the target's canvas.
+
+    There are two canvases for the same images, see :meth:`.MARCanvas.with_model`. ``target_canvas`` decides the tokens.
+    ``draft_canvas`` belongs to the draft model, and has its condition and its report. Both share one tensor of tokens,
+    so each model reads what is written to the target's canvas.
+    """
 
     # The positions that have received drafts since the last call of :meth:`discard_drafts`, bool [B, L]. A position
     # stays True after its draft has been verified.
@@ -166,20 +171,22 @@ class MARDrafter:
 
     def __init__(
         self,
-        canvas: MARCanvas,
+        target_canvas: MARCanvas,
         model: MARModel,
         condition: ClassOrPrompt,
         make_transformer: Callable[[MARCanvas], Transformer],
         adds_last_noise: bool,
     ):
-        """``canvas`` is the target's, ``model`` the draft model; for ``adds_last_noise`` see :func:`sample_paths`."""
-        report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
+        """``model`` is the draft model; for ``adds_last_noise`` see :func:`sample_paths`."""
+        # This report only collects counts, and _move_counts moves them to the target's report.
+        report = Report("draft", model.name, {}, None, target_canvas.images, target_canvas.report.device)
+        conditioning = read_condition(model, condition, target_canvas.guided)
 
-        self.target = canvas
-        self.drafted = torch.zeros_like(canvas.outcome, dtype=torch.bool)
-        self.canvas = canvas.with_model(model, read_condition(model, condition, canvas.guided), report)
-        self.table = table_with_last_std(self.canvas)
-        self.transformer = make_transformer(self.canvas)
+        self.target_canvas = target_canvas
+        self.draft_canvas = target_canvas.with_model(model, conditioning, report)
+        self.drafted = torch.zeros_like(target_canvas.outcome, dtype=torch.bool)
+        self.table = table_with_last_std(self.draft_canvas)
+        self.transformer = make_transformer(self.draft_canvas)
         self.heads = HeadFactory(model.net, model.net.head, report, BUDGET)  # without caches
         self.adds_last_noise = adds_last_noise
 
@@ -187,15 +194,15 @@ class MARDrafter:
         """Draft the tokens of AR step ``step``, given the tokens and drafts of all earlier AR steps. Returns the paths
         of the drafts. Later AR steps read the drafts from the target's canvas.
         """
-        canvas = self.canvas
-        positions = canvas.order.positions_from(step)
+        positions = self.draft_canvas.order.positions_from(step)
         tokens = TokenIndex.all(positions)
 
-        with canvas.clock.phase("draft"):
+        with self.target_canvas.clock.phase("draft"):
             z = self.transformer(step, positions)
-            paths = sample_paths(self.heads, canvas.batch(self.table, tokens, z, noise), self.adds_last_noise)
+            batch = self.draft_canvas.batch(self.table, tokens, z, noise)
+            paths = sample_paths(self.heads, batch, self.adds_last_noise)
             drafts = paths.tokens.view(*positions.shape, -1)
-            self.target.values.scatter_(1, positions[..., None].expand_as(drafts), drafts)
+            self.target_canvas.values.scatter_(1, positions[..., None].expand_as(drafts), drafts)
             self.drafted.scatter_(1, positions, True)
 
         self._move_counts()
@@ -203,17 +210,18 @@ class MARDrafter:
 
     def discard_drafts(self) -> None:
         """Discard all drafts, because the target has rejected one of them. Their values stay on the canvas until other
-        values replace them. Features that the transformer has cached are discarded too, because it computed them from
-        drafts.
+        values replace them. Features that the draft model's transformer has cached are discarded too, because it
+        computed them from drafts.
         """
         self.drafted.fill_(False)
         self.transformer.discard_features()
 
     def _move_counts(self) -> None:
         """Move all counts from the draft model's report to the target's report."""
-        counts = self.canvas.report.counts
-        self.target.report.add(**counts)
-        self.target.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])
+        counts = self.draft_canvas.report.counts
+        target_report = self.target_canvas.report
+        target_report.add(**counts)
+        target_report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])
         counts.clear()
 
 
@@ -221,11 +229,13 @@ class MARDrafter:
 
 
 class TargetBatch(NamedTuple):
-    """A batch for the target's head: the tokens of the AR steps of a pass, one AR step after another."""
+    """A batch for the target's head: the tokens of the AR steps of a pass, one AR step after another. An AR step has
+    one image after another.
+    """
 
     batch: DiffusionBatch
     tokens: TokenIndex
-    sizes: list[int]  # number of tokens in each AR step, for all images together
+    sizes: list[int]  # number of tokens in each AR step, for all images together: B n
 
 
 class Mode(ABC):
@@ -241,8 +251,8 @@ class Mode(ABC):
     table: StepTable  # the diffusion steps of the target; each subclass sets them
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
-        """``canvas`` and ``transformer`` are the target's. ``noise``: the noise of the target's full diffusion. The
-        draft model samples with it too.
+        """``canvas`` and ``transformer`` are the target's. ``noise``: the noise of the target's diffusion. The draft
+        model samples with it too.
         """
         self.canvas = canvas
         self.transformer = transformer
@@ -277,13 +287,14 @@ class Mode(ABC):
         tokens and drafts of all earlier AR steps. Returns the batch for the target's head.
         """
         canvas = self.canvas
+        order = canvas.order
         with canvas.clock.phase("transformer"):
-            zs = self.transformer.for_ar_steps(ar_steps)  # for each AR step, z [P, B, n, C]
+            z_of_steps = self.transformer.for_ar_steps(ar_steps)  # for each AR step, z [P, B, n, D]
 
         with canvas.clock.phase("head"):
-            tokens = TokenIndex.step_by_step([canvas.order.positions_from(step) for step in ar_steps])
-            batch = canvas.batch(self.table, tokens, torch.cat(zs, 2), self.noise)
-        return TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
+            tokens = TokenIndex.step_by_step([order.positions_from(step) for step in ar_steps])
+            batch = canvas.batch(self.table, tokens, torch.cat(z_of_steps, 2), self.noise)
+        return TargetBatch(batch, tokens, [canvas.images * order.sizes[step] for step in ar_steps])
 
     def count_outcomes(self, accepted: Tensor, rejected: Tensor) -> Tensor:
         """Count the drafts of an AR step, or of a whole segment, in the report. Each image with a rejected draft counts

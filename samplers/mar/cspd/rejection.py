@@ -8,44 +8,19 @@ model's std and sigma_p is the target's. Sigma has such a factor for each channe
 last. The *rule* of the paper has two parts:
 
 1. A draft x is accepted with probability min(1, r(x)), where r(x) = Sigma p(x) / q(x) (equation 5).
-2. A sample of max(0, Sigma p - q), normalised, replaces a rejected draft (equation 6). To get this sample, CSpD samples
-   *proposals* x from p. It accepts each with probability max(0, 1 - 1 / r(x)) and stops at the first accepted one
-   (equations 10 and 11). The report counts the proposals as ``redraws``.
+2. A sample of max(0, Sigma p - q), normalised, replaces a rejected draft (equation 6). To get this sample, CSpD makes
+   *tries*. Each try samples a *proposal* x from p, and accepts it with probability max(0, 1 - 1 / r(x)). The first
+   accepted proposal is the sample (equations 10 and 11). The report counts the tries as ``redraws``.
 
 Our copy of the paper lacks equations 5 and 11, so we derived them from the text around them. If Sigma is 1, as in
 models that do not learn their variances, the result is a sample of p. With learned variances it is not: the rule treats
 Sigma p as the target's density, but Sigma p does not integrate to 1.
 
-The mode :class:`Published` follows the published code, which differs from the paper:
+The mode :class:`Published` follows the published code, and the mode :class:`Paper` the paper's algorithm 1. Each class
+says where it differs from the rule above. For both modes, :class:`Rejection` verifies drafts.
 
-- In r, the code divides by Sigma instead. In the r of a draft, it also multiplies the stds of p and q by 42.
-- The code makes at most 100 proposals. If all of them are rejected, all channels of the token become 0.
-- When the code's target verifies a draft, it reads only the tokens before the segment, not the earlier drafts of the
-  segment. So an accepted token stays even if earlier tokens of the segment were rejected.
-- When the code's target verifies, it uses the guidance scale of the segment's last AR step for all tokens.
-
-The mode :class:`Paper` follows the paper's algorithm 1. It applies speculative decoding (Leviathan et al. 2023,
-algorithm 1), which was made for discrete tokens, to continuous tokens:
-
-1. The draft model samples gamma tokens (gamma is the setting ``draft_length``), each given the tokens before it.
-2. In one pass, the target computes the distributions of these tokens and of the token after them, each given the drafts
-   before it. The target samples its own paths with the draft model's noise (trajectory alignment, equation 3).
-3. The target accepts drafts up to the first rejected draft, and resamples this one. Later drafts are discarded.
-4. If all drafts are accepted, the target samples the next token itself.
-
-MAR decides several tokens in an AR step. They are independent of each other, given the tokens of earlier AR steps. In
-both modes, gamma counts AR steps. In mode ``paper``, an AR step is accepted if all its tokens are accepted. If every AR
-step decides one token, this is the paper's algorithm. FastAR decides two more points:
-
-- A draft must be a sample of the density with which it is verified. So every diffusion step adds noise, in both models.
-  In MAR, the last one adds no noise. Here it adds noise with a std of 0.006; the latents have a std of 1. In the AR
-  steps before the first draft, the target samples tokens as in MAR.
-- The paper makes proposals until one is accepted. Here there are at most 100. If all are rejected, the target takes the
-  token of its own path, and the report counts this token as ``redraws_exhausted``. This can happen if Sigma < 1: if
-  Sigma p is nowhere above q, no proposal is ever accepted.
-
-Shapes: B images, n tokens of an image, N tokens in all. In functions with bool or int tensors on the host and on the
-device, the names of those on the device begin with d_.
+Shapes: B images, n tokens of an image, N tokens in all. gamma is the setting ``draft_length``. Some functions have bool
+or int tensors both on the host and on the device. There, the names of those on the device begin with d_.
 """
 
 from __future__ import annotations
@@ -62,14 +37,15 @@ from ....networks.torch_state import to_device
 from ...noise import CounterRNG, StreamNoise
 from ..canvas import MARCanvas, TokenIndex
 from ..transformer import Transformer
-from .mode import LastStep, MARDrafter, Mode, Paths, sample_paths, table_with_last_std
+from .mode import MARDrafter, Mode, PathDensity, Paths, sample_paths, table_with_last_std
 
-# Largest number of proposals for a rejected token. The first 10 proposals are computed for every token, the later ones
-# only for rejected tokens that need them.
+# Largest number of tries for a rejected token, as in the published code.
 TRIES = 100
+# A token's tries are numbered from 1. All tokens make the first tries, so the host need not wait to learn which drafts
+# are rejected. Only the rejected tokens that still need a value make the later tries.
 _FIRST_TRIES = range(1, 11)
 _LATER_TRIES = range(11, TRIES + 1)
-# A token's proposals are numbered from 1. This number means that none of the proposals so far was accepted.
+# Stands in place of the number of a token's accepted try: no try is accepted so far.
 _NONE_ACCEPTED = 0
 # Lanes of a token's random numbers: independent sequences, see noise.py. The lanes below 1 << 20 belong to the token's
 # diffusion steps (speculation.py).
@@ -86,27 +62,35 @@ class Rule(NamedTuple):
 
 
 PAPER_RULE = Rule(sigma_power=1, draft_std_factor=1.0)
+# The published code divides by Sigma. In the r of a draft, it also multiplies the stds of p and q by 42.
 PUBLISHED_RULE = Rule(sigma_power=-1, draft_std_factor=42.0)
 
 
-def log_ratio(token: Tensor, q: LastStep, p: LastStep, sigma_power: int, std_factor: float) -> Tensor:
-    """log r of each draft or proposal, fp32 [...].
+def log_ratio(token: Tensor, q: PathDensity, p: PathDensity, sigma_power: int, std_factor: float) -> Tensor:
+    """log r of each draft or proposal, fp32 [...]. r is Sigma^sigma_power p / q.
 
     Args:
         token: fp32 [..., channels].
         sigma_power: exponent of Sigma in r.
-        std_factor: factor for the stds of p and q.
+        std_factor: factor for the stds of p and q, but not for those in Sigma.
     """
 
-    def exponent(last: LastStep) -> Tensor:
-        z = (token - last.mean) * torch.exp(-last.log_std) / std_factor
+    def exponent(density: PathDensity) -> Tensor:
+        """The exponent of the Gaussian at ``token``, fp32 [...]."""
+        z = (token - density.mean) * torch.exp(-density.log_std) / std_factor
         return -0.5 * (z**2).sum(-1)
 
-    log_sigma = q.other_log_stds - p.other_log_stds
-    return (sigma_power * log_sigma + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
+    # 1. The factors of r before the exponentials, for each channel: the power of Sigma, and the ratio of the Gaussians'
+    # normalisers. A normaliser is a constant / std, so the ratio of those of p and q is (q's std) / (p's std). In
+    # it, std_factor cancels.
+    log_sigma = q.sum_of_other_log_stds - p.sum_of_other_log_stds
+    log_factor = sigma_power * log_sigma + q.log_std - p.log_std
+
+    # 2. The product over the channels, and the exponentials.
+    return log_factor.sum(-1) + exponent(p) - exponent(q)
 
 
-def acceptance_of_proposals(proposals: Tensor, q: LastStep, p: LastStep, sigma_power: int) -> Tensor:
+def acceptance_of_proposals(proposals: Tensor, q: PathDensity, p: PathDensity, sigma_power: int) -> Tensor:
     """The probability with which each of the ``proposals``, fp32 [..., channels], is accepted: max(0, 1 - 1 / r), fp32
     [...]. ``sigma_power``: exponent of Sigma in r.
     """
@@ -134,6 +118,13 @@ class RejectionNoise:
         return rng.normal(_NORMAL, first, count, channels), rng.uniform(_UNIFORM, first, count)
 
 
+class Tried(NamedTuple):
+    """What some tries give for each of N tokens. Both fields are on the device."""
+
+    value: Tensor  # the first accepted proposal, fp32 [N, channels]; zeros if none is accepted
+    d_accepted_try: Tensor  # the number of the try that made this proposal, int64 [N]; _NONE_ACCEPTED if there is none
+
+
 class VerifiedTokens(NamedTuple):
     """N tokens whose drafts have been verified. ``values`` is on the device, all other fields are on the host."""
 
@@ -141,19 +132,19 @@ class VerifiedTokens(NamedTuple):
     # rejected.
     values: Tensor
     accepted: Tensor  # bool [N], whether the draft was accepted
-    proposals: Tensor  # int64 [N], number of proposals up to the accepted one; 0 if the draft was accepted
+    tries: Tensor  # int64 [N], number of tries up to the accepted proposal; 0 if the draft was accepted
     has_value: Tensor  # bool [N], False if the draft and all proposals were rejected
 
     def counts(self, counted: Tensor | slice = slice(None)) -> dict[str, int]:
         """Counts for the report, over the tokens for which ``counted``, bool [N], is True; by default, over all."""
         return {
-            "redraws": int(self.proposals[counted].sum()),
+            "redraws": int(self.tries[counted].sum()),
             "redraws_exhausted": int((~self.has_value[counted]).sum()),
         }
 
 
 class Rejection:
-    """Verifies drafts with a rule. In all methods, q and p belong to the N ``tokens``, as :class:`.LastStep` says: q
+    """Verifies drafts with a rule. In all methods, q and p belong to the N ``tokens``, as :class:`.PathDensity` says: q
     comes from the draft model's paths, and p from the target's. ``tokens`` determine the random numbers.
     """
 
@@ -161,64 +152,77 @@ class Rejection:
         self.rule = rule
         self.noise = noise
 
-    def verify(self, drafts: Tensor, q: LastStep, p: LastStep, tokens: TokenIndex) -> VerifiedTokens:
+    def verify(self, drafts: Tensor, q: PathDensity, p: PathDensity, tokens: TokenIndex) -> VerifiedTokens:
         """Verify the ``drafts``, fp32 [N, channels], and resample the rejected ones.
 
-        The host waits for the device once, or twice if a rejected token needs more than the first proposals.
+        The host waits for the device once, or twice if a rejected token needs more than the first tries.
         """
         # 1. Accept drafts with probability min(1, r).
         log_r = log_ratio(drafts, q, p, self.rule.sigma_power, self.rule.draft_std_factor)
         d_accepted = log_r > self.noise.acceptance(tokens).log()
 
-        # 2. The first proposals, for all tokens.
-        proposal, d_numbers = self._try_proposals(_FIRST_TRIES, q, p, tokens)
-        values = torch.where(d_accepted[:, None], drafts, proposal)
+        # 2. The first tries, of all tokens. A token with an accepted draft ignores its proposals.
+        first = self._try_proposals(_FIRST_TRIES, q, p, tokens)
+        values = torch.where(d_accepted[:, None], drafts, first.value)
 
-        # 3. Copy which drafts were accepted, and the numbers of the accepted proposals, to the host in one transfer.
-        accepted_as_int, numbers = torch.stack([d_accepted.to(d_numbers.dtype), d_numbers]).cpu()
+        # 3. Copy which drafts were accepted, and the numbers of the accepted tries, to the host in one transfer. For
+        # this, the bools become ints.
+        d_accepted_as_int = d_accepted.to(first.d_accepted_try.dtype)
+        accepted_as_int, accepted_try = torch.stack([d_accepted_as_int, first.d_accepted_try]).cpu()
         accepted = accepted_as_int.bool()
 
-        # 4. More proposals, for the tokens that have no value yet.
-        missing = (~accepted & (numbers == _NONE_ACCEPTED)).nonzero()[:, 0]
+        # 4. The later tries, of the tokens that have no value yet.
+        missing = (~accepted & (accepted_try == _NONE_ACCEPTED)).nonzero()[:, 0]
         if len(missing):
             d_missing = to_device(missing, drafts.device)
-            image, position = tokens.index
-            some = TokenIndex((image[d_missing], position[d_missing]))
-            later_proposal, d_later_numbers = self._try_proposals(_LATER_TRIES, q.at(d_missing), p.at(d_missing), some)
-            values[d_missing] = later_proposal
-            numbers[missing] = d_later_numbers.cpu()
+            later = self._try_later(d_missing, q, p, tokens)
+            values[d_missing] = later.value
+            accepted_try[missing] = later.d_accepted_try.cpu()
 
-        # 5. Count the proposals of each token. A token that still has no value made all TRIES.
-        has_value = accepted | (numbers != _NONE_ACCEPTED)
-        proposals = torch.where(has_value, numbers, TRIES)
-        proposals[accepted] = 0
-        return VerifiedTokens(values, accepted, proposals, has_value)
+        # 5. Count the tries of each token. A token that still has no value made all of them.
+        any_try_accepted = accepted_try != _NONE_ACCEPTED
+        tries = torch.where(any_try_accepted, accepted_try, TRIES).masked_fill(accepted, 0)
+        return VerifiedTokens(values, accepted, tries, has_value=accepted | any_try_accepted)
 
-    def _try_proposals(self, numbers: range, q: LastStep, p: LastStep, tokens: TokenIndex) -> tuple[Tensor, Tensor]:
-        """Try the proposals with these ``numbers``, which count from 1, for each token.
-
-        Returns:
-            The first accepted proposal for each token, fp32 [N, channels], and the number of this proposal, int64 [N].
-            A token without an accepted proposal has zeros, and the number _NONE_ACCEPTED.
-        """
-        normals, uniforms = self.noise.proposals(tokens, numbers.start - 1, len(numbers), p.mean.shape[1])
+    def _try_proposals(self, tries: range, q: PathDensity, p: PathDensity, tokens: TokenIndex) -> Tried:
+        """Let each token make the tries with these numbers."""
+        # 1. Sample all proposals, and decide which are accepted.
+        normals, uniforms = self.noise.proposals(tokens, tries.start - 1, len(tries), p.mean.shape[1])
         q = q.for_proposals()
         p = p.for_proposals()
-        proposals = p.mean + p.log_std.exp() * normals
+        proposals = p.mean + p.log_std.exp() * normals  # fp32 [N, tries, channels]
         accepted = acceptance_of_proposals(proposals, q, p, self.rule.sigma_power) > uniforms
 
-        has_accepted = accepted.any(1)
-        chosen = accepted.to(torch.uint8).argmax(1)
+        # 2. Choose the first accepted proposal of each token.
+        any_accepted = accepted.any(1)
+        chosen = accepted.to(torch.uint8).argmax(1)  # argmax returns the first of several equal maxima
         token = torch.arange(len(tokens), device=proposals.device)
-        value = torch.where(has_accepted[:, None], proposals[token, chosen], 0.0)
-        return value, torch.where(has_accepted, numbers.start + chosen, _NONE_ACCEPTED)
+        value = torch.where(any_accepted[:, None], proposals[token, chosen], 0.0)
+        return Tried(value, torch.where(any_accepted, tries.start + chosen, _NONE_ACCEPTED))
+
+    def _try_later(self, d_some: Tensor, q: PathDensity, p: PathDensity, tokens: TokenIndex) -> Tried:
+        """Let some of the ``tokens`` make the later tries: those with the indices ``d_some``, int64 [M], on the device.
+        The result is for these M tokens.
+        """
+        image, position = tokens.index
+        some_tokens = TokenIndex((image[d_some], position[d_some]))
+        return self._try_proposals(_LATER_TRIES, q.at(d_some), p.at(d_some), some_tokens)
 
 
 # ------------------------------------------------------------------------------------------------ mode published
 
 
 class Published(Mode):
-    """Draft one AR step after another, then verify all tokens of the segment at once."""
+    """Draft one AR step after another, then verify all tokens of the segment at once.
+
+    This mode follows the published code, which differs from the paper:
+
+    - It computes another ratio r, see :data:`PUBLISHED_RULE`.
+    - It makes at most :data:`TRIES` tries. If all proposals of a token are rejected, all its channels become 0.
+    - The target verifies a draft without the earlier drafts of the segment: it reads only the tokens before the
+      segment. So an accepted draft stays even if earlier drafts of the segment are rejected.
+    - The target verifies all tokens with the guidance scale of the segment's last AR step.
+    """
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
@@ -236,46 +240,49 @@ class Published(Mode):
         ar_steps = range(first, last + 1)
 
         # 1. Draft one AR step after another, and let the sampler show the drafts. No draft is decided yet.
-        drafted = []  # for each AR step, the last diffusion steps of its drafts
+        q_of_steps = []  # for each AR step, the draft model's density of its drafts
         for step in ar_steps:
             paths = self.drafter.draft_step(step, self.noise)
-            drafted.append(paths.last_step())
+            q_of_steps.append(paths.density())
             if step < last:
                 yield step + 1
 
         # 2. Verify all drafts, and decide all tokens of the segment.
-        self.verify(ar_steps, drafted)
+        self.verify(ar_steps, q_of_steps)
         yield last + 1
 
-    def verify(self, ar_steps: range, drafted: Sequence[LastStep]) -> None:
+    def verify(self, ar_steps: range, q_of_steps: Sequence[PathDensity]) -> None:
         """Verify the drafts of ``ar_steps``, given the tokens before these AR steps, and decide the tokens.
 
-        ``drafted``: for each AR step, the last diffusion steps of its drafts.
+        ``q_of_steps``: for each AR step, the draft model's density of its drafts. The drafts are on the canvas.
         """
         canvas = self.canvas
         order = canvas.order
         positions = order.positions_from(ar_steps[0], len(ar_steps))
         tokens = TokenIndex.all(positions)
 
-        # 1. Sample the target's own paths for all tokens, given the tokens before the segment.
+        # 1. Sample the target's own paths for all tokens, given only the tokens before the segment. As in the published
+        # code, all tokens get the guidance scale of the last AR step.
         with canvas.clock.phase("transformer"):
             z = self.transformer(ar_steps[0], positions)
         with canvas.clock.phase("head"):
             batch = canvas.batch(self.table, tokens, z, self.target_noise)
             batch = replace(batch, cfg=torch.full_like(batch.cfg, order.cfg[ar_steps[-1]]))
-            target = sample_paths(self.heads, batch, self.adds_last_noise)
+            target_paths = sample_paths(self.heads, batch, self.adds_last_noise)
 
             # 2. Accept drafts, and resample the rejected tokens.
-            q = LastStep.joined_by_image(drafted, canvas.images)
-            verified = self.rejection.verify(canvas.values[tokens.index], q, target.last_step(), tokens)
+            q = PathDensity.joined_by_image(q_of_steps, canvas.images)
+            drafts = canvas.values[tokens.index]
+            verified = self.rejection.verify(drafts, q, target_paths.density(), tokens)
             canvas.report.add(**verified.counts())
 
         accepted = verified.accepted.view(positions.shape)
         outcome = self.count_outcomes(accepted, ~accepted)
         if not accepted.all():
-            self.drafter.discard_drafts()
+            self.drafter.discard_drafts()  # for the draft model's cached features; part 3 decides the accepted drafts
 
-        # 3. Decide one AR step after another. In each image, the tokens of the AR steps stand side by side.
+        # 3. Decide one AR step after another. In each image, the tokens of the AR steps stand side by side. A token
+        # without an accepted draft or proposal has the value 0 here, as in the published code.
         sizes = [order.sizes[step] for step in ar_steps]
         values = verified.values.view(*positions.shape, -1)
         for step, step_positions, step_values, step_outcome in zip(
@@ -328,9 +335,27 @@ class OwnTurns:
 class Paper(Mode):
     """Draft gamma AR steps, accept them up to the first rejected AR step, and resample the rejected tokens.
 
-    A segment ends at the first AR step at which any image has its own turn or rejects a draft, see :class:`OwnTurns`.
+    This mode follows the paper's algorithm 1. It applies speculative decoding (Leviathan et al. 2023, algorithm 1),
+    which was made for discrete tokens, to continuous tokens:
+
+    1. The draft model samples gamma tokens, each given the tokens before it.
+    2. In one pass, the target computes the distributions of these tokens and of the token after them, each given the
+       drafts before it. The target samples its own paths with the draft model's noise (trajectory alignment, equation
+       3).
+    3. The target accepts drafts up to the first rejected draft, and resamples this one. Later drafts are discarded.
+    4. If all drafts are accepted, the target samples the next token itself.
+
+    MAR decides several tokens in an AR step. They are independent of each other, given the tokens of earlier AR steps.
+    So gamma counts AR steps here, and an AR step is accepted if all its tokens are accepted. If every AR step decides
+    one token, this is the paper's algorithm. With several images, a segment ends at the first AR step at which any
+    image has its own turn (point 4) or rejects a draft, see :class:`OwnTurns`.
+
+    The paper leaves two points open. FastAR decides them at :attr:`adds_last_noise` and in :meth:`decide`.
     """
 
+    # A draft must be a sample of the density with which it is verified. So every diffusion step adds noise, in both
+    # models. In MAR, the last one adds no noise. Here it adds noise with a std of 0.006 (the latents have a std of 1).
+    # In the prefill, the target samples tokens as in MAR.
     adds_last_noise = True
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
@@ -378,7 +403,8 @@ class Paper(Mode):
         """Decide an AR step that is the own turn of all images: take the tokens of the target's paths."""
         positions = self.canvas.order.positions_from(step)
         self.canvas.decide(positions, target_paths.tokens.view(*positions.shape, -1), step)
-        self.own_turns.restart(~self.own_turns.uses_draft(step), step + 1)
+        all_images = ~self.own_turns.uses_draft(step)
+        self.own_turns.restart(all_images, step + 1)
 
     def decide(self, step: int, draft_paths: Paths, target_paths: Paths) -> bool:
         """Decide an AR step: accept drafts or resample them, and take the target's own tokens at own turns. Returns
@@ -392,11 +418,11 @@ class Paper(Mode):
 
         with canvas.clock.phase("head"):
             # 1. Verify all drafts.
-            q = draft_paths.last_step()
-            p = target_paths.last_step()
-            verified = self.rejection.verify(draft_paths.tokens, q, p, tokens)
+            verified = self.rejection.verify(draft_paths.tokens, draft_paths.density(), target_paths.density(), tokens)
 
-            # 2. Take the target's own tokens at own turns, and where all proposals were rejected.
+            # 2. Take the target's own tokens at own turns, and where all proposals were rejected. The paper makes tries
+            # until a proposal is accepted. But if Sigma < 1, then Sigma p may be nowhere above q, so that no proposal
+            # is ever accepted. The report counts a token without an accepted proposal as ``redraws_exhausted``.
             d_keeps_value = to_device(token_uses_draft.flatten() & verified.has_value, canvas.device)
             values = torch.where(d_keeps_value[:, None], verified.values, target_paths.tokens)
 

@@ -59,6 +59,8 @@ class CSpDSettings(MARBase):
         return 1 if self.mode == "published" else self.ar_steps_per_head_call
 
     def streams(self) -> dict[str, int]:
+        # Without alignment, the target verifies with its own noise. Otherwise both models use the noise of the stream
+        # "full", which super() declares.
         unaligned = self.mode == "published" and not self.alignment
         target_stream = {"target": self.diffusion_steps} if unaligned else {}
         return super().streams() | target_stream

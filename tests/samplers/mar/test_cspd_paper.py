@@ -17,7 +17,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import TokenIndex
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.cspd.mode import LastStep
+from fastar_nodes.samplers.mar.cspd.mode import PathDensity
 from fastar_nodes.samplers.mar.cspd.rejection import (
     PAPER_RULE,
     Rejection,
@@ -181,10 +181,10 @@ def test_a_transformer_that_remembers_is_asked_for_every_step_once(model):
 DRAWS, ALPHA = 40_000, 0.001
 
 
-def kernels(rest: float = 0.0) -> tuple[LastStep, LastStep]:
+def kernels(rest: float = 0.0) -> tuple[PathDensity, PathDensity]:
     """q = N(1, 1.2) and p = N(0, 1) of one channel; ``rest``: log Sigma."""
-    q = LastStep(*(torch.tensor([x]) for x in (1.0, math.log(1.2), rest)))
-    p = LastStep(*(torch.tensor([x]) for x in (0.0, 0.0, 0.0)))
+    q = PathDensity(*(torch.tensor([x]) for x in (1.0, math.log(1.2), rest)))
+    p = PathDensity(*(torch.tensor([x]) for x in (0.0, 0.0, 0.0)))
     return q, p
 
 
@@ -195,7 +195,7 @@ def judged(rest: float, rule: Rule = PAPER_RULE, seed: int = 3) -> tuple[Tensor,
     drafts = q.mean + q.log_std.exp() * torch.randn(DRAWS, 1, generator=g)
     keys = torch.randint(-(2**62), 2**62, (1, DRAWS), generator=g)
     position = torch.arange(DRAWS)
-    q, p = (LastStep(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
+    q, p = (PathDensity(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
     tokens = TokenIndex((torch.zeros_like(position), position))
     found = Rejection(rule, RejectionNoise(keys)).verify(drafts, q, p, tokens)
     assert bool(found.has_value.all())
@@ -258,7 +258,7 @@ def test_the_test_sees_a_careless_redraw():
 def test_equations_5_and_11_of_one_channel():
     """By hand: Sigma = 2 / 3, p = N(1, 2) and q = N(0, 1) at 1: r = (2 / 3) (1 / 2) e^(1/2)."""
     of_q, of_p = (0.0, 0.0, math.log(2)), (1.0, math.log(2), math.log(3))  # mean, log std and log of the other stds
-    q, p = (LastStep(*(torch.tensor([[x]]) for x in parts)) for parts in (of_q, of_p))
+    q, p = (PathDensity(*(torch.tensor([[x]]) for x in parts)) for parts in (of_q, of_p))
     r = math.exp(0.5) / 3
     assert float(log_ratio(torch.ones(1, 1), q, p, *PAPER_RULE).exp()) == pytest.approx(r, rel=1e-5)
     assert float(acceptance_of_proposals(torch.ones(1, 1), q, p, PAPER_RULE.sigma_power)) == 0, "1 - 1 / r is negative"

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from fastar_nodes.samplers.mar.canvas import TokenIndex
-from fastar_nodes.samplers.mar.cspd.mode import LastStep
+from fastar_nodes.samplers.mar.cspd.mode import PathDensity
 from fastar_nodes.samplers.mar.cspd.rejection import (
     PUBLISHED_RULE,
     TRIES,
@@ -24,9 +24,9 @@ def published(inner: float) -> Rule:
     return PUBLISHED_RULE._replace(draft_std_factor=inner)
 
 
-def last(mean: float, std: float, rest: float = 1.0, tokens: int = 1) -> LastStep:
+def last(mean: float, std: float, rest: float = 1.0, tokens: int = 1) -> PathDensity:
     """Tokens of one channel; ``rest`` is the product of the other steps' stds."""
-    return LastStep(*(torch.full((tokens, 1), x) for x in (mean, math.log(std), math.log(rest))))
+    return PathDensity(*(torch.full((tokens, 1), x) for x in (mean, math.log(std), math.log(rest))))
 
 
 def test_the_ratio_of_one_channel():
@@ -73,7 +73,7 @@ def test_drafts_and_redraws():
     judged = Rejection(published(1.0), noise).verify(drafts, q, p, TokenIndex((torch.zeros_like(rows), rows)))
     assert judged.accepted.tolist() == [True, False, False, False, False, False, False]
     assert judged.values[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
-    assert judged.proposals.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
+    assert judged.tries.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
     assert judged.has_value.tolist() == [True] * 6 + [False]
     assert judged.counts() == {"redraws": 80 + 2 * TRIES, "redraws_exhausted": 1}
     assert judged.counts(rows < 2) == {"redraws": 1, "redraws_exhausted": 0}
