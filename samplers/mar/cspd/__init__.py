@@ -15,7 +15,8 @@ such as the draft model. This file has the checks, the sampler, and the loop ove
 then ``mode.py``, and then the modes.
 
 In the names of this folder, ``step`` alone is an AR step. Names that come from the files about diffusion mean diffusion
-steps: ``step_table``, ``step_count``, ``drafted_steps`` and ``accepted_steps``.
+steps: ``step_table``, ``step_count``, ``drafted_steps`` and ``accepted_steps``. The setting ``speculation`` is about
+diffusion steps, too (``samplers/speculation.py``), but the function :func:`speculate` drafts AR steps.
 """
 
 from __future__ import annotations
