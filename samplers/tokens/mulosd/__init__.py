@@ -18,32 +18,16 @@ stages:
 6. The block is final. If grid rows are left, the down-sampler D_r reduces the block, and the draft model continues from
    the reduced rows.
 
-This file has the sampler, and then its checks.
+The method is *lossy*: it assumes that a change in an island has little effect outside the island. For example, if a
+token changes, the keys and values of the accepted tokens after it stay as they are until the next cycle.
+:meth:`MuLoSDSettings.exact` says with which settings the tokens are identical to the tokens of serial decoding.
 
-There is no public code. Where the paper leaves a choice open, FastAR decides as follows:
+This file has the sampler, and then its checks. There is no public code. Where the paper leaves a choice open, the
+function that decides says what FastAR does. The other files, in reading order: ``settings.py``, ``drafting.py``,
+``islands.py`` and ``verification.py``.
 
-- p_i is the target's distribution after guidance, temperature, top-k, top-p and ``entropy_temperature``.
-- The first wave needs no pass, because the pass of stage 3 predicts its cells. The pass of each later wave feeds two
-  kinds of cells to the transformer: the cell before each cell of the wave, and the cells of the previous wave. Each fed
-  cell attends to itself and to every earlier cell, including drafts of other islands.
-- If a token changes, the keys and values of the accepted tokens after it are not updated until the next cycle. This is
-  one reason why the method is *lossy*: MuLo-SD assumes that a change in an island has little effect outside the island.
-- The pass that verifies a block also updates the keys and values of the previous block.
-- Of the reduced image, the draft model reads only the rows of the newest block. Its cache keeps all earlier rows.
-- The draft model has random numbers of its own. The target uses the random numbers that LlamaGen uses for the same
-  cells. So the tokens are identical to the tokens of serial decoding under three conditions: tau is above 1,
-  acceptance_target is 0, and islands are resampled in raster order. If there is also only one block, the target decodes
-  serially, without a draft.
-
-Shapes: B images; R batch rows, where R is B without guidance and 2 B with guidance; G, the side of the target's grid; h
-grid rows of a block; n = h G cells of a block.
-
-The host waits for the device
-
-- before the first pass, to compare the codebook with the codebook of an earlier run (``verification.py``);
-- once per cycle, to read the map of rejected cells, because this map determines how many passes follow;
-- whenever it checks that the tokenizer's pixels are finite (``drafting.py``);
-- with *draft_parallel* above 1, after every call of the draft model.
+Shapes in all files: B images; R batch rows, where R is B without guidance and 2 B with guidance; G, the side of the
+target's grid; h grid rows of a block; n = h G cells of a block.
 """
 
 from __future__ import annotations
@@ -109,15 +93,15 @@ def mulosd(
     check(target, settings)
 
     canvas, prepared = token_canvas("mulosd", target, condition, settings, noise)
-    settings = canvas.settings
+    settings = canvas.settings  # the same settings, with the published value where cfg or top_k was None
     canvas.report.settings["up_sampler"] = up_sampler.name
-    one_block = settings.rows_at_once(draft.grid) == draft.grid
-    if one_block and settings.exact(target.grid):
+    if settings.exact(target.grid) and settings.rows_at_once(draft.grid) == draft.grid:
+        # All of the image is one block, and every draft token would be rejected.
         return (yield from _without_draft(canvas, prepared))
 
     blocks = blocks_of(settings, draft.grid, ratio)
-    nearest = settings.neighbours_among(target.net.config.vocab)
-    neighbours = codebook_neighbours(up_sampler.tokenizer_net.quantize, nearest, canvas.device)
+    neighbour_count = settings.neighbours_among(target.net.config.vocab)
+    neighbours = codebook_neighbours(up_sampler.tokenizer_net.quantize, neighbour_count, canvas.device)
     drafter = BlockDrafter(canvas, draft, condition, blocks)
     verifier = BlockVerifier(canvas, prepared, neighbours)
     repairs: list[Repair] = []
@@ -130,20 +114,18 @@ def mulosd(
         # 2. The up-sampler enlarges the draft.
         enlarge_draft(block, drafter.canvas, canvas, up_sampler)
 
-        # 3. One pass of the target verifies every draft token of the block. ``rejected`` is R_T. Both models share the
-        #    report, so the passes of both models are numbered together, from 0. The index of the next pass is therefore
-        #    the number of passes so far.
-        verifying_pass = canvas.report.counts["transformer_passes"]
+        # 3. One pass of the target verifies every draft token of the block. ``rejected`` is R_T. The host waits for
+        #    R_T, because R_T determines how many passes follow.
         hidden, rejected = verifier.verify(block)
 
         # 4. Expand R_T to R_X, and divide R_X into islands and waves. Decide the drafts outside R_X.
         repair = repair_of(rejected, settings)
         canvas.report.add(**repair.counts())
         repairs.append(repair)
-        verifier.accept(block, repair, verifying_pass)
+        verifier.accept(block, repair)
 
         # 5. The target resamples all islands in parallel, one wave after another.
-        for done, verdict in verifier.resample(block, hidden, repair, verifying_pass):
+        for done, verdict in verifier.resample(block, hidden, repair):
             canvas.decide(*verdict)
             yield from canvas.yield_step(done)
 
@@ -160,8 +142,9 @@ def mulosd(
 
 
 def _without_draft(canvas: TokenCanvas, condition: PreparedCondition) -> Sampler:
-    """Let the target decode serially, without a draft. This function is for settings with which every draft would lead
-    to the same tokens.
+    """Let the target decode serially, without a draft. The caller makes sure that no draft could change the tokens.
+
+    The report has the same maps as with a draft: no cell is in an island (0), and no wave resamples a cell (-1).
     """
     result = yield from decode_schedule(canvas, condition, raster(canvas.grid[0]))
     step = result.report.maps["step"]
@@ -182,11 +165,11 @@ def check(target: TokenModel, settings: MuLoSDSettings) -> None:
     sampling_of(settings, target)
 
     codes = target.net.config.vocab
-    nearest = settings.neighbours_among(codes)
-    if nearest >= codes - 1:
+    neighbour_count = settings.neighbours_among(codes)
+    if neighbour_count >= codes - 1:
         raise UserError(
-            f"neighbours: with {nearest} neighbours, every one of the {codes} codes would count as similar, so no "
-            f"draft could be rejected; choose at most {codes - 2}."
+            f"neighbours: with {neighbour_count} neighbours, every one of the {codes} codes would count as similar, so "
+            f"no draft could be rejected; choose at most {codes - 2}."
         )
 
 

@@ -8,12 +8,16 @@ is the set of cells that one pass resamples. The file has, in this order:
 1. :class:`Repair`, and :func:`repair_of`, which makes it: the region, its islands, and the wave of each cell;
 2. from R_T to R_X (:func:`expand`, or :func:`suffix`), and from R_X to the islands (:func:`find_islands`);
 3. :func:`waves_of_islands`, from the islands to the wave of each cell;
-4. :func:`waves_of_block`, from these to each :class:`Wave`: its cells, and the tokens that its pass feeds.
+4. :func:`waves_of_block`, from the wave of each cell to each :class:`Wave`: its cells, and the cells that its pass
+   feeds to the transformer.
 
 The host computes everything in this file. The host needs the map of rejected cells in any case, because the number of
 waves determines how many passes follow. A grid is so small that a GPU would not be faster.
 
-Shapes: B images; h x w = n cells of a block. A block is the grid rows that the target verifies together.
+A block is the grid rows that the target verifies together. In this file, cells are counted from the first cell of the
+block.
+
+Shapes: B images; h grid rows of a block, with G columns; n = h G cells of a block.
 """
 
 from __future__ import annotations
@@ -30,34 +34,41 @@ from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 
 
 class Repair(NamedTuple):
-    """What happens to the draft tokens of a block. Each array is [B, h, w]."""
+    """What happens to the draft tokens of a block. Each array is [B, h, G].
+
+    The verification accepts or rejects each token. R_X has all rejected tokens and some accepted tokens, so a token has
+    one of three outcomes: ACCEPTED (outside R_X), REJECTED, or EXPANDED (accepted, but resampled because it is in R_X).
+    """
 
     rejected: np.ndarray  # R_T, bool
     island_of_cell: np.ndarray  # for each cell the number of its island, int32 from 1; 0 outside R_X
     wave_of_cell: np.ndarray  # for each cell the index of the wave that resamples it, int32 from 0; -1 outside R_X
 
+    @property
+    def region(self) -> np.ndarray:
+        """R_X, the cells to resample, bool [B, h, G]."""
+        return self.island_of_cell > 0
+
     def outcome(self) -> np.ndarray:
-        """The outcome of every draft token, uint8 [B, h, w]: ACCEPTED, REJECTED or EXPANDED."""
-        resampled = np.where(self.rejected, REJECTED, EXPANDED)
-        return np.where(self.island_of_cell > 0, resampled, ACCEPTED).astype(np.uint8)
+        """The outcome of every draft token, uint8 [B, h, G]: ACCEPTED, REJECTED or EXPANDED."""
+        if_resampled = np.where(self.rejected, REJECTED, EXPANDED)
+        return np.where(self.region, if_resampled, ACCEPTED).astype(np.uint8)
 
     def counts(self) -> dict[str, int]:
-        """Counts for the report. ``accepted`` counts the draft tokens that the verification accepted, and ``rejected``
-        counts the draft tokens that it rejected. ``expanded`` counts the accepted tokens that are resampled because
-        they are in R_X.
+        """Counts for the report. ``accepted`` counts all draft tokens that the verification accepted, including the
+        ``expanded`` tokens.
         """
-        expanded = (self.island_of_cell > 0) & ~self.rejected
         return {
             "accepted": int((~self.rejected).sum()),
             "rejected": int(self.rejected.sum()),
-            "expanded": int(expanded.sum()),
+            "expanded": int((self.region & ~self.rejected).sum()),
             "islands": int(self.island_of_cell.max(axis=(1, 2)).sum()),
             "waves": int(self.wave_of_cell.max()) + 1,
         }
 
 
 def repair_of(rejected: np.ndarray, settings: MuLoSDSettings) -> Repair:
-    """Expand the rejected cells to R_X, and divide R_X into islands and waves. ``rejected``: R_T, bool [B, h, w]."""
+    """Expand the rejected cells to R_X, and divide R_X into islands and waves. ``rejected``: R_T, bool [B, h, G]."""
     if settings.repair == SUFFIX:
         region = suffix(rejected)
     else:
@@ -88,8 +99,8 @@ def islands_of_all(repairs: Sequence[Repair]) -> np.ndarray:
 
 
 def suffix(rejected: np.ndarray) -> np.ndarray:
-    """The first rejected cell in raster order and all cells after it, bool [B, h, w]. ``rejected``: R_T, bool
-    [B, h, w].
+    """The first rejected cell in raster order and all cells after it, bool [B, h, G]. ``rejected``: R_T, bool
+    [B, h, G].
 
     Ordinary speculative decoding resamples these cells, because it discards everything after a rejected token.
     """
@@ -97,49 +108,57 @@ def suffix(rejected: np.ndarray) -> np.ndarray:
 
 
 def expand(rejected: np.ndarray, radius: int) -> np.ndarray:
-    """R_X, bool [B, h, w]: the cells that are at most ``radius`` rows and at most ``radius`` columns away from a
+    """R_X, bool [B, h, G]: the cells that are at most ``radius`` rows and at most ``radius`` columns away from a
     rejected cell. Cells before the first rejected cell in raster order are excluded.
 
-    ``rejected``: R_T, bool [B, h, w]; ``radius``: the paper's l.
+    ``rejected``: R_T, bool [B, h, G]; ``radius``: the paper's l.
     """
     near = F.max_pool2d(torch.from_numpy(rejected).float(), 2 * radius + 1, 1, radius)
     return (near > 0).numpy() & suffix(rejected)
 
 
 def find_islands(region: np.ndarray) -> np.ndarray:
-    """CC_8(R_X): the 8-connected components of the region in each image. ``region``: R_X, bool [B, h, w].
+    """CC_8(R_X): the 8-connected components of the region in each image. ``region``: R_X, bool [B, h, G].
 
-    Returns the number of each cell's island, int32 [B, h, w]; 0 outside the region. The islands of an image are
-    numbered from 1, in raster order of their first cells.
+    Returns the number of each cell's island, int32 [B, h, G]; 0 outside the region. The islands of an image are
+    numbered from 1, in raster order of their first cells. For example, for an image with two islands (x)::
+
+        region   weight   greatest   first_cell   firsts_up_to   island
+        x . x    6 0 4    6 0 4      0 5 2        1 1 2          1 0 2
+        x . x    3 0 1    6 0 4      0 5 2        2 2 2          1 0 2
     """
     _, height, width = region.shape
-    cells = height * width
+    n = height * width
     inside = torch.from_numpy(np.ascontiguousarray(region))  # torch does not read arrays with negative strides
 
-    # 1. The weights of the cells decrease in raster order, and the weight outside the region is 0. In every round, each
-    #    cell takes the greatest weight among itself and its neighbours in the region. After i rounds, each cell has the
-    #    greatest weight of the cells that are at most i steps away in its island; a step leads to a neighbour. When a
-    #    round changes nothing, each cell has the greatest weight of its whole island: that of the island's first cell.
-    weight = torch.arange(cells, 0, -1, dtype=torch.float32).view(height, width) * inside
+    # 1. Cell c of the region has the weight n - c. So the weights decrease in raster order, and the greatest weight of
+    #    an island is the weight of its first cell. The weight outside the region is 0.
+    weight = torch.arange(n, 0, -1, dtype=torch.float32).view(height, width) * inside
+
+    # 2. In every round, each cell takes the greatest weight among itself and its eight neighbours. So each weight
+    #    spreads by one cell within its island. When a round changes nothing, each cell has the greatest weight of its
+    #    island.
     greatest = weight
     while True:
         spread = F.max_pool2d(greatest, 3, 1, 1) * inside
-        if np.array_equal(spread, greatest):  # not torch.equal, which may wait for a device
+        if np.array_equal(spread, greatest):  # the project's tests count torch.equal as a wait for the device
             break
         greatest = spread
 
-    # 2. Number the first cells of the islands in raster order. Every cell takes the number of its island's first cell.
+    # 3. Find the first cell of each island, and number the first cells in raster order. Every cell takes the number of
+    #    its island's first cell. Outside the region, first_cell would be n, so it is clamped to a valid index.
     is_first = (inside & (greatest == weight)).flatten(1)
-    first_cell = (cells - greatest).flatten(1).long().clamp(max=cells - 1)
-    number = is_first.cumsum(1).gather(1, first_cell)
-    return (number.view(region.shape) * inside).int().numpy()
+    first_cell = (n - greatest).flatten(1).long().clamp(max=n - 1)
+    firsts_up_to = is_first.cumsum(1)  # for each cell, the number of first cells up to and including it
+    island_of_cell = firsts_up_to.gather(1, first_cell)
+    return (island_of_cell.view(region.shape) * inside).int().numpy()
 
 
 # ------------------------------------------------------------ the waves of the islands
 
 
 def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
-    """The index of the wave that resamples each cell, int32 [B, h, w], from 0; -1 outside the islands.
+    """The index of the wave that resamples each cell, int32 [B, h, G], from 0; -1 outside the islands.
 
     A cell is in the first wave after the waves of all cells for which it waits, or in wave 0 if it waits for none. It
     waits for two kinds of cells in its island. The first kind is to its left, in the same grid row. The second kind is
@@ -152,49 +171,48 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
 
     The first cell of the second row waits for the cells above it in the columns 0 and 1, whose waves are 0 and 1.
 
-    The device waits for this function, so the function computes the waves of a whole grid row at once, for all islands
+    The device waits for this function. So the function computes the waves of a whole grid row at once, for all islands
     of all images. For 4 images of 32 x 32 cells, it takes less than 0.01 s; a loop over the cells takes up to 0.05 s.
 
     Args:
-        island_of_cell: number of each cell's island, int32 [B, h, w], from :func:`find_islands`.
-        reach: at least 1. If it is w or more, the order is raster order. If it is lower, it is ZipAR's window.
+        island_of_cell: number of each cell's island, int32 [B, h, G], from :func:`find_islands`.
+        reach: at least 1. If it is G or more, the order is raster order. If it is lower, it is ZipAR's window.
     """
-    image, grid_row, column = np.nonzero(island_of_cell)
-    wave_of_cell = np.full(island_of_cell.shape, -1, np.int32)
-    if not len(image):
-        return wave_of_cell
-
     images, height, width = island_of_cell.shape
-    most_islands = int(island_of_cell.max())  # the largest number of islands in an image
-    island = image * most_islands + island_of_cell[image, grid_row, column] - 1
+    wave_of_cell = np.full(island_of_cell.shape, -1, np.int32)
 
-    # Go from the top grid row to the bottom grid row. latest_so_far[i, c] is the latest wave of island i in the rows
-    # above, in columns up to c; -1 if the island has no cells there.
+    # In this function, the islands of all images are numbered together, from 0. Image b has the numbers from
+    # b * most_islands on; some of them may stay unused. latest_so_far[i, c] is the latest wave of island i in the grid
+    # rows above row y, in columns up to c; -1 if the island has no cells there.
+    most_islands = int(island_of_cell.max())
     latest_so_far = np.full((images * most_islands, width), -1, np.int32)
+
     for y in range(height):
-        in_row = grid_row == y
-        if not in_row.any():
+        # 1. The cells of this grid row that are in an island: image, column and island of each.
+        image, column = np.nonzero(island_of_cell[:, y])
+        island = image * most_islands + island_of_cell[image, y, column] - 1
+        if not len(island):
             continue
 
-        # 1. The islands that have cells in this row, and which cells of the row belong to each of them.
-        present, index_in_present = np.unique(island[in_row], return_inverse=True)
-        column_in_row = column[in_row]
+        # 2. The islands that have cells in this row (``present``), and which cells of the row belong to each of them.
+        #    ``index`` is, for each cell, the index of its island in ``present``.
+        present, index = np.unique(island, return_inverse=True)
         belongs = np.zeros((len(present), width), bool)
-        belongs[index_in_present, column_in_row] = True
+        belongs[index, column] = True
 
-        # 2. The waves of these cells.
+        # 3. The waves of these cells.
         row_waves = _waves_of_row(belongs, latest_so_far[present], reach)
-        wave_of_cell[image[in_row], y, column_in_row] = row_waves[index_in_present, column_in_row]
+        wave_of_cell[image, y, column] = row_waves[index, column]
 
-        # 3. Add this row to the rows above the next row.
+        # 4. Now this row is one of the rows above.
         latest = np.maximum.accumulate(np.where(belongs, row_waves, -1), axis=1)
         latest_so_far[present] = np.maximum(latest_so_far[present], latest)
     return wave_of_cell
 
 
 def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) -> np.ndarray:
-    """The waves of the cells of one grid row in K islands, int32 [K, width]. If a cell is not in an island, the entry
-    of this cell and island is arbitrary.
+    """The waves of the cells of one grid row in I islands, int32 [I, G]. If a cell is not in an island, the entry of
+    this cell and island is arbitrary.
 
     The cells of an island in the row are numbered from 0, left to right. If no cell waited for the rows above, the
     waves would be these numbers. But a cell also has an *earliest* wave: 1 + the latest wave of the cells for which it
@@ -213,9 +231,9 @@ def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) ->
         wave             2     5  6
 
     Args:
-        belongs: bool [K, width], whether each cell of the row belongs to each island.
-        latest_so_far: int32 [K, width]; column c holds the latest wave of each island in the rows above, in columns up
-            to c.
+        belongs: bool [I, G], whether each cell of the row belongs to each island.
+        latest_so_far: int32 [I, G]; column c holds the latest wave of each island in the rows above, in columns up to
+            c.
         reach: see :func:`waves_of_islands`.
     """
     width = belongs.shape[1]
@@ -224,7 +242,8 @@ def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) ->
     last_column_above = np.minimum(np.arange(width) + reach - 1, width - 1)  # a cell waits for cells above up to here
     earliest = 1 + latest_so_far[:, last_column_above]
 
-    # An earliest wave is at least 0, and a number is less than the width, so all delays are above -width.
+    # A cell outside the island must not delay the cells to its right, so it gets a delay below all delays of the
+    # island's cells: an earliest wave is at least 0, and a number is less than the width.
     delay = np.where(belongs, earliest - number, -width)
     largest_delay_so_far = np.maximum.accumulate(delay, axis=1)
     return number + largest_delay_so_far
@@ -234,23 +253,30 @@ def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) ->
 
 
 class Wave(NamedTuple):
-    """A wave of a block, and the tokens that its pass feeds. All cells are counted from the first cell of the block.
-    Most arrays are int64. If an image has fewer entries than other images, its entries end with padding.
+    """A wave of a block, and the cells whose tokens its pass feeds to the transformer.
+
+    The arrays are int64, unless stated otherwise. In each image, at most a cells are resampled and m cells are fed. If
+    an image has fewer entries than other images, its entries end with padding.
     """
 
     cells: np.ndarray  # cells to resample, [B, a]; n, the number of cells of the block, for padding
     outcome: np.ndarray  # outcomes of the draft tokens of ``cells``, uint8 [B, a]; 0 for padding
-    # For each cell to resample, the index of the hidden row that predicts it, [B, a]; 0 for padding. The hidden rows
-    # belong to ``fed``. In wave 0, they are the n rows of the pass that verified the block: row i predicts cell i.
+    # For each cell to resample, the index of the hidden row that predicts it, [B, a]; 0 for padding. A hidden row is
+    # the transformer's output for a fed token, so this is an index into ``fed``. In wave 0, it is an index into the n
+    # hidden rows of the pass that verified the block: row i predicts cell i.
     predicted_by: np.ndarray
     fed: np.ndarray  # cells whose tokens are fed, [B, m]; n for padding. Wave 0 feeds none: m is 0
-    end: int  # the first cell after all fed cells; fed tokens attend only to cells before it
+    # The first cell after all fed cells. A fed token attends to itself and to all earlier cells, including drafts of
+    # other islands, so no token attends to this cell or to a later cell.
+    end: int
 
 
 def waves_of_block(wave_of_cell: np.ndarray, outcome_of_cell: np.ndarray) -> list[Wave]:
     """The waves of a block, from wave 0. There is always a wave 0, even if it has no cells.
 
-    Wave 0 feeds nothing, because the pass that verified the block has already predicted all cells of the block. In this
+    Wave 0 feeds nothing, because the pass that verified the block has already predicted all cells of the block. A later
+    wave feeds two kinds of cells: the cell before each of its cells, because a fed token predicts the next cell; and
+    the cells of the previous wave, because the cache still holds the keys and values of their draft tokens. In this
     example, one island covers a block of 3 x 3 cells, and ``reach`` is 1::
 
         cells    wave of each    wave  resamples  feeds  which predict
@@ -260,8 +286,7 @@ def waves_of_block(wave_of_cell: np.ndarray, outcome_of_cell: np.ndarray) -> lis
                                  3     5 7        2 4 6  - 5 7
                                  4     8          5 7    - 8
 
-    In wave 3, cell 2 predicts no cell (-). It is fed because wave 2 has resampled it, and the cache still holds the
-    keys and values of its draft token.
+    In wave 3, cell 2 predicts no cell (-). It is fed only because wave 2 has resampled it.
 
     Args:
         wave_of_cell: int [B, n], the wave of each cell; -1 for a cell that is not resampled. The first cell of the
@@ -271,27 +296,29 @@ def waves_of_block(wave_of_cell: np.ndarray, outcome_of_cell: np.ndarray) -> lis
     n = wave_of_cell.shape[1]
     padded_outcome = np.pad(outcome_of_cell, ((0, 0), (0, 1)))  # [B, n + 1]; the entry n, for padding, is 0
 
-    cells = left_aligned(wave_of_cell == 0)
-    outcome = np.take_along_axis(padded_outcome, cells, axis=1)
-    nothing = np.empty((len(cells), 0), np.int64)
-    waves = [Wave(cells, outcome, predicted_by=np.where(cells < n, cells, 0), fed=nothing, end=0)]
-
-    for k in range(1, int(wave_of_cell.max(initial=0)) + 1):
-        resampled = wave_of_cell == k
+    waves = []
+    for wave in range(int(wave_of_cell.max(initial=0)) + 1):
+        resampled = wave_of_cell == wave
         cells = left_aligned(resampled)
         outcome = np.take_along_axis(padded_outcome, cells, axis=1)
-        is_fed = fed_cells(resampled, resampled_before=wave_of_cell == k - 1)
-        end = int(is_fed.any(axis=0).nonzero()[0].max()) + 1
-        waves.append(Wave(cells, outcome, predicting_index(cells, is_fed), left_aligned(is_fed), end))
+        if wave == 0:
+            nothing = np.empty((len(cells), 0), np.int64)
+            waves.append(Wave(cells, outcome, predicted_by=np.where(cells < n, cells, 0), fed=nothing, end=0))
+        else:
+            is_fed = fed_cells(resampled, resampled_before=wave_of_cell == wave - 1)
+            fed_in_any_image = is_fed.any(axis=0).nonzero()[0]
+            end = int(fed_in_any_image.max()) + 1
+            waves.append(Wave(cells, outcome, predicting_index(cells, is_fed), left_aligned(is_fed), end))
     return waves
 
 
 def fed_cells(resampled: np.ndarray, resampled_before: np.ndarray) -> np.ndarray:
     """The cells that the pass of a later wave feeds, bool [B, n]: the cell before each cell of the wave, and the cells
-    of the previous wave.
+    of the previous wave (:func:`waves_of_block` says why).
 
-    The last cell of the block is not fed, because it predicts a cell outside the block. Nothing is fed for an image
-    without a cell in this wave. ``resampled``, ``resampled_before``: bool [B, n], the cells of this wave and of the
+    The last cell of the block is never fed, because it predicts a cell outside the block. Nothing is fed for an image
+    without a cell in this wave. Such an image has no cell in a later wave either, because a cell waits for a cell of
+    the wave before its own. ``resampled``, ``resampled_before``: bool [B, n], the cells of this wave and of the
     previous wave.
     """
     is_in_wave = resampled.any(axis=1, keepdims=True)
@@ -305,27 +332,27 @@ def predicting_index(cells: np.ndarray, is_fed: np.ndarray) -> np.ndarray:
 
     For example, in wave 3 of :func:`waves_of_block`, cells 5 and 7 have the indices 1 and 2::
 
-        cell                  0  1  2  3  4  5  6  7  8
-        is_fed                .  .  x  .  x  .  x  .  .
-        index if it is fed          0     1     2
-        predicts              1  2  3  4  5  6  7  8
+        cell               0  1  2  3  4  5  6  7  8
+        is_fed             .  .  x  .  x  .  x  .  .
+        index_among_fed          0     1     2
+        predicts cell            3     5     7
 
     Args:
         cells: the cells to resample, int64 [B, a]; n for padding. The cell before each of them is fed.
         is_fed: the fed cells, bool [B, n], from :func:`fed_cells`.
     """
-    index_among_fed = is_fed.cumsum(axis=1) - 1  # valid at the fed cells
-
+    index_among_fed = is_fed.cumsum(axis=1) - 1  # used only at fed cells
     is_padding = cells == is_fed.shape[1]
     cell_before = np.where(is_padding, 0, cells - 1)
     return np.where(is_padding, 0, np.take_along_axis(index_among_fed, cell_before, axis=1))
 
 
 def left_aligned(chosen: np.ndarray) -> np.ndarray:
-    """The cells that are ``chosen`` in each image, in raster order, int64 [B, c]. ``chosen``: bool [B, n]. c is the
-    largest number of chosen cells in an image. For an image with fewer chosen cells, padding follows: n.
+    """The cells that are ``chosen`` in each image, in raster order, int64 [B, most]. ``chosen``: bool [B, n]; most is
+    the largest number of chosen cells in an image. For an image with fewer chosen cells, padding follows: n.
     """
     n = chosen.shape[1]
     counts = chosen.sum(axis=1, keepdims=True)
-    cells = np.argsort(~chosen, axis=1, kind="stable")[:, : counts.max()]
-    return np.where(np.arange(cells.shape[1]) < counts, cells, n)
+    most = counts.max()
+    chosen_first = np.argsort(~chosen, axis=1, kind="stable")  # False sorts before True; stable keeps raster order
+    return np.where(np.arange(most) < counts, chosen_first[:, :most], n)

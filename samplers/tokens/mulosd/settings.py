@@ -86,6 +86,12 @@ class MuLoSDSettings(TokenSettings):
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def exact(self, side: int) -> bool:
+        """Whether the tokens are identical to the tokens of serial decoding, up to rounding in fp32.
+
+        With *tau* above 1 and *acceptance_target* 0, every draft token is rejected, so the whole block is one island.
+        If the order is also raster order, each wave resamples one cell: the target decodes the block serially. It uses
+        the random numbers that LlamaGen uses for the same cells. So the tokens are identical, whatever the draft is.
+        """
         in_raster_order = not self.resample_window or self.resample_order == ONE_BY_ONE
         return self.tau > 1 and not self.acceptance_target and in_raster_order
 

@@ -15,7 +15,7 @@ the code and of its neighbours. The file has, in this order:
 The transformer's output for a fed token is a *hidden row*. It predicts the cell after this token.
 
 Shapes: B images; R batch rows, which are B or, with guidance, 2 B; G x G cells of the target's grid; n cells of a block
-of h grid rows; m fed tokens; C channels of a hidden row; V codes, each with k neighbours.
+of h grid rows; a cells of a wave; m fed tokens; C channels of a hidden row; V codes, each with k neighbours.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ _LOGITS_AT_ONCE = 1 << 24
 
 
 class BlockVerifier:
-    """The target M_p, with the keys and values of all blocks so far.
+    """The target M_p, with the keys and values of all blocks so far. For each block, call :meth:`verify`, then
+    :meth:`accept`, then :meth:`resample`.
 
     Args:
         canvas: the target's images.
         condition: the condition, prepared for the target.
         neighbours: the table of neighbours, int32 [V, 1 + k], see :func:`nearest_codes`.
     """
+
+    verifying_pass: int  # index of the pass that verified the newest block; verify sets it
 
     def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, neighbours: Tensor):
         self.canvas = canvas
@@ -58,10 +61,15 @@ class BlockVerifier:
         self.reads_null = canvas.sampling.uses_guidance  # whether the transformer also reads the null condition
         self.draw = TokenDraw(canvas)
         self.neighbours = neighbours
-        # The image slot of the grid's last cell, for padding. Padding may write to it, because this cell is never fed,
-        # so no fed token attends to its slot. The transformer's table of positions also ends before this cell.
-        self.padding_slot = canvas.cells - 1
         self.pools: list[Tensor] = []  # for every block so far, the pooled probabilities, fp32 [B * n]
+
+        # The last cell, L - 1, is never fed, because it predicts no cell. So the last fed position is L - 2, and the
+        # image slot of cell L - 1 is free for padding. Padding is the canvas's cell L. It writes to slot L - 1, to
+        # which no token attends, and gets position L - 2 (any would do). A single image has no padding, so it needs one
+        # slot less.
+        self.last_position = canvas.cells - 2
+        self.padding_slot = canvas.cells - 1
+        self.slots = canvas.cells if canvas.images > 1 else canvas.cells - 1  # number of image slots
 
     # ------------------------------------------------------------ 3. verification
 
@@ -72,6 +80,9 @@ class BlockVerifier:
         [B, h, G].
         """
         canvas = self.canvas
+        # Both models share the report, so the passes of both models are numbered together, from 0. The index of the
+        # next pass is therefore the number of passes so far.
+        self.verifying_pass = canvas.report.counts["transformer_passes"]
         with canvas.clock.phase("transformer"):
             hidden = self.feed_block(block)
         with canvas.clock.phase("verification"):
@@ -86,22 +97,23 @@ class BlockVerifier:
         Returns the hidden rows [R, n, C] that predict the cells of the block.
         """
         canvas = self.canvas
-        # The last cell of the block need not be fed, because it would predict a cell outside the block.
+        end = block.cells.stop - 1  # the last cell of the block is not fed: it would predict a cell outside the block
         if block.is_first:
-            # The slots of all cells that are fed. A single image has no padding, so it needs no slot for padding.
-            slots = self.padding_slot + 1 if canvas.images > 1 else self.padding_slot
-            hidden = self.transformer.prefill(self.reads_null, slots, canvas.values[:, : block.cells.stop - 1])
+            hidden = self.transformer.prefill(self.reads_null, self.slots, canvas.values[:, :end])
         else:
-            # The previous block is fed again too, because its tokens may have changed since they were fed.
-            end = block.cells.stop - 1
             fed = torch.arange(block.fed_from, end, device=canvas.device)
-            rows = self.causal_rows(fed, slot=fed, position=fed, end=end)
-            hidden = self.transformer.feed(canvas.values, rows, self.reads_null)
+            fed_rows = self.causal_rows(fed, slot=fed, position=fed, end=end)
+            hidden = self.transformer.feed(canvas.values, fed_rows, self.reads_null)
 
+        # The row of a fed cell predicts the next cell. In the prefill, one more row comes first, and predicts cell 0.
+        # The last row predicts the last cell of the block, so the last n rows predict the n cells of the block.
         return hidden[:, -len(block.cells) :]
 
     def pool_and_reject(self, hidden: Tensor, cells: range) -> tuple[Tensor, Tensor]:
         """The pooled probabilities of the drafts of n ``cells``, fp32 [B, n], and the rejected drafts R_T, bool [B, n].
+
+        The target's probabilities are taken after guidance, temperature, top-k, top-p and ``entropy_temperature``; the
+        paper leaves this open.
 
         ``hidden``: the hidden rows that predict these cells, [R, n, C].
 
@@ -112,10 +124,11 @@ class BlockVerifier:
         #    are computed for some cells at a time.
         sampling = self.canvas.sampling
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
-        on_device = torch.arange(cells.start, cells.stop, device=hidden.device)
+        cells_on_device = torch.arange(cells.start, cells.stop, device=hidden.device)
         pools = []
         own_probabilities = []
-        for part, hidden_of_part in zip(on_device.split(size), hidden.split(size, dim=1), strict=True):
+        for part, hidden_of_part in zip(cells_on_device.split(size), hidden.split(size, dim=1), strict=True):
+            # In serial decoding, cell c is decided with the cfg_step c - 1.
             logits = self.draw.logits(hidden_of_part, guidance_at(sampling, part - 1))
             p = tempered(logits, sampling).softmax(-1)
             drafts = self.canvas.values[:, part]
@@ -132,22 +145,20 @@ class BlockVerifier:
 
     # ------------------------------------------------------------ 4. acceptance
 
-    def accept(self, block: Block, repair: Repair, verifying_pass: int) -> None:
-        """Stage 4: decide the drafts of a block that are not resampled. ``verifying_pass``: the index of the pass that
-        verified the block. For the report, this pass decides these drafts.
+    def accept(self, block: Block, repair: Repair) -> None:
+        """Stage 4: decide the drafts of a block that are not resampled. For the report, the pass that verified the
+        block decides them.
         """
         canvas = self.canvas
-        accepted = repair.outcome().reshape(canvas.images, -1) == ACCEPTED
-        image, cell = to_device(np.stack(accepted.nonzero()), canvas.device)
-        cell = cell + block.cells.start
+        kept = ~repair.region.reshape(canvas.images, -1)
+        image, cell_of_block = to_device(np.stack(kept.nonzero()), canvas.device)
+        cell = cell_of_block + block.cells.start
         outcome = torch.full_like(cell, ACCEPTED, dtype=torch.uint8)
-        canvas.decide((image, cell), canvas.values[image, cell], verifying_pass, outcome)
+        canvas.decide((image, cell), canvas.values[image, cell], self.verifying_pass, outcome)
 
     # ------------------------------------------------------------ 5. resampling
 
-    def resample(
-        self, block: Block, hidden: Tensor, repair: Repair, verifying_pass: int
-    ) -> Iterator[tuple[int, Verdict]]:
+    def resample(self, block: Block, hidden: Tensor, repair: Repair) -> Iterator[tuple[int, Verdict]]:
         """Stage 5: resample the islands of a block, one wave per pass. Yields after every wave: the progress
         (:func:`.progress_of_repair`), and the verdict, which has the cells of the wave and their new tokens. The next
         wave reads these tokens from the canvas, so the caller must decide the cells before it asks for the next wave.
@@ -157,41 +168,37 @@ class BlockVerifier:
             hidden: from :meth:`verify`, [R, n, C]. These rows predict all cells of the block, so wave 0 needs no pass
                 of its own. Wave 0 is yielded even if no cell is resampled.
             repair: the waves of the block.
-            verifying_pass: the index of the pass that verified the block. Wave k is resampled in the k-th pass after
-                it.
         """
         canvas = self.canvas
         wave_of_cell = repair.wave_of_cell.reshape(canvas.images, -1)
         outcome_of_cell = repair.outcome().reshape(canvas.images, -1)
         waves = waves_of_block(wave_of_cell, outcome_of_cell)
 
-        for k, wave in enumerate(waves):
+        for wave_index, wave in enumerate(waves):
             # 1. The hidden rows that predict the cells. Wave 0 takes them from the pass that verified the block.
-            if k > 0:
+            if wave_index > 0:
                 hidden = self.feed_wave(block, wave)
 
             # 2. The cells of the wave, int64 [B, a] each. One copy moves all arrays to the device.
             on_host = np.stack([self.on_canvas(block, wave.cells), wave.predicted_by, wave.outcome])
             cells, predicted_by, outcome = to_device(on_host, canvas.device).unbind()
 
-            # 3. Their new tokens.
+            # 3. Their new tokens. Each wave after wave 0 has had one pass since the pass that verified the block.
             tokens = self.sample(hidden, predicted_by, cells)
-            verdict = Verdict(cells, tokens, verifying_pass + k, outcome.to(torch.uint8))
-            yield progress_of_repair(block, k + 1, len(waves)), verdict
+            verdict = Verdict(cells, tokens, self.verifying_pass + wave_index, outcome.to(torch.uint8))
+            yield progress_of_repair(block, wave_index + 1, len(waves)), verdict
 
     def feed_wave(self, block: Block, wave: Wave) -> Tensor:
         """Feed the cells ``wave.fed`` of a block. Returns their hidden rows, [R, m, C]."""
         canvas = self.canvas
         fed = to_device(self.on_canvas(block, wave.fed), canvas.device)
 
-        # Every fed cell of the block has a slot and a position of its own, both below padding_slot. Padding feeds the
-        # canvas's cell L, which has neither. Cell L gets padding_slot. It may have any position, so it gets the last
-        # position of the table.
+        # The image slot of a cell and its position are both the cell's number. Only padding, cell L, is above a limit.
         slot = fed.clamp(max=self.padding_slot)
-        position = fed.clamp(max=self.padding_slot - 1)
+        position = fed.clamp(max=self.last_position)
         with canvas.clock.phase("transformer"):
-            rows = self.causal_rows(fed, slot, position, block.cells.start + wave.end)
-            return self.transformer.feed(canvas.values, rows, self.reads_null)
+            fed_rows = self.causal_rows(fed, slot, position, end=block.cells.start + wave.end)
+            return self.transformer.feed(canvas.values, fed_rows, self.reads_null)
 
     def on_canvas(self, block: Block, cells: np.ndarray) -> np.ndarray:
         """Cells of the canvas, int64 [B, a], for ``cells`` that are counted from the first cell of the block. The
@@ -205,7 +212,9 @@ class BlockVerifier:
         Each fed row attends to the condition. It also attends to all cells up to the row's position that are before
         the cell ``end``.
         """
-        prefix = self.transformer.cache.prefix  # number of the condition's slots, the first slots of the cache
+        # The condition has the first slots of the cache; the slot of cell c is prefix + c, and its position is c. So
+        # the mask can compare slots with positions.
+        prefix = self.transformer.cache.prefix
         mask = torch.arange(prefix + end, device=cells.device) <= prefix + position[..., None]
         return FedRows(cell=cells, position=position, cache_slot=prefix + slot, cache_end=prefix + end, mask=mask)
 
@@ -224,7 +233,7 @@ class BlockVerifier:
         new = []
         with self.canvas.clock.phase("sampling"):
             for part, index in zip(cells.split(size, dim=1), predicted_by.split(size, dim=1), strict=True):
-                guidance = guidance_at(self.canvas.sampling, part - 1)
+                guidance = guidance_at(self.canvas.sampling, part - 1)  # cfg_step c - 1, as in pool_and_reject
                 new.append(self.draw.tokens(chosen_rows(hidden, index), guidance, part, self.canvas.values))
         return torch.cat(new, dim=1)
 
@@ -273,16 +282,14 @@ def reject_all_but_share(
     count = pool.shape[1]
     accepted = round(share * (tokens_before + count)) - round(share * tokens_before)
 
-    # 1. Sort by the second criterion, highest first.
-    second = pool if own_probability is None else own_probability
-    by_second = second.sort(dim=1, descending=True, stable=True).indices
-
-    # 2. Sort the result by the first criterion. This sort is stable: tokens with the same rounded value keep the order
-    #    of the first sort.
-    first = (pool * 1e4).round()
-    by_first = first.gather(1, by_second).sort(dim=1, descending=True, stable=True).indices
-    order = by_second.gather(1, by_first)
-    return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)
+    # Sort by the less important criterion first, and then by the rounded pool. The second sort is stable: tokens with
+    # the same rounded pool keep the order of the first sort.
+    own = pool if own_probability is None else own_probability
+    by_own = own.argsort(dim=1, descending=True, stable=True)
+    rounded = (pool * 1e4).round()
+    by_pool = rounded.gather(1, by_own).argsort(dim=1, descending=True, stable=True)  # indices into by_own
+    best_first = by_own.gather(1, by_pool)
+    return torch.ones_like(pool, dtype=torch.bool).scatter(1, best_first[:, :accepted], False)
 
 
 # ------------------------------------------------------------ the table of neighbours
@@ -322,7 +329,8 @@ def nearest_codes(vectors: Tensor, k: int) -> Tensor:
     square = vectors.square().sum(1)
     parts = []
     for codes in torch.arange(count, device=vectors.device).split(_codes_at_once(count)):
-        score = vectors[codes] @ vectors.t() - square / 2  # a larger score means a smaller distance
+        # |v - u|^2 = |v|^2 - 2 (v u - |u|^2 / 2), so for a code v, a larger score means a smaller distance.
+        score = vectors[codes] @ vectors.t() - square / 2
         score.scatter_(1, codes[:, None], torch.inf)  # the code itself is first, even if other codes have its vector
         parts.append(score.topk(1 + k, dim=1).indices.to(torch.int32))
     return torch.cat(parts)
