@@ -2,34 +2,47 @@
 
 Some terms of ``schedule.py``: a *cell* is a square of the image's grid, and holds one token. A pass of the transformer
 decides cells and feeds tokens; each fed token is a *fed row*. A token's *place* is its index in the order in which the
-model reads tokens. A *stand-in* is fed at a place whose true token is not decided yet.
+model reads tokens. A *stand-in* is a token that is fed at a place whose true token is not decided yet.
 
-The slot of place p is slot p. If each call of the transformer feeds one pass, a stand-in is written to the slot of its
-place, and the true token overwrites the stand-in later (:func:`serial_slots`). But if one call feeds several passes
-(``jacobi.py``), the call writes the slots of all these passes before any fed row attends to a slot, so no slot may be
-overwritten. Each stand-in then has its own slot, after the slots of the places (:func:`window_slots`). Fed rows attend
-to this slot until a pass feeds the true token.
+Slot i holds place i. The slots of the condition come before slot 0; every fed row attends to (*sees*) all of them. Of
+the other slots, a fed row sees the places up to its ``last_visible``. All rows of a pass see only slots below the *end*
+of the pass.
 
-For example, ZipAR with window 1 on 3 x 3 cells (see ``schedule.py``) feeds tokens at the places 0 to 7. For calls of
-several passes, it has 10 slots: 8 for the places, one for the stand-in at place 5, and one for padding::
+At the place of a stand-in, two tokens are fed: first the stand-in, and later the true token. Where the cache holds them
+depends on the number of passes in each call of the transformer, so the text below has two sections. Their example is
+ZipAR with window 1 on 3 x 3 cells (see ``schedule.py``), which feeds tokens at the places 0 to 7. Pass 4 feeds a
+stand-in at place 5, and pass 6 feeds the true token.
+
+**One pass in each call** (:func:`serial_slots`). A stand-in is written to the slot of its place, and later the true
+token overwrites it. These are the slots below the end of each pass, after the pass has written its own slots. A number
+is a place whose true token is in its slot, S is the stand-in, and a dot is a slot that is not written yet::
+
+    pass   feeds places   slots below the end   end   needs a mask
+    3      2              0 1 2                 3     no
+    4      3 and 5        0 1 2 3 . S           6     yes: slot 4 is not written; the row at place 3 must not see S
+    5      4 and 6        0 1 2 3 4 S 6         7     yes: the row at place 4 must not see the places 5 and 6
+    6      5 and 7        0 1 2 3 4 5 6 7       8     yes: the row at place 5 must not see the places 6 and 7
+
+The end is 1 + the largest ``last_visible`` of the rows. A pass needs no mask if all its rows see all slots below its
+end.
+
+**Several passes in each call** (:func:`window_slots`, for ``jacobi.py``). Such a call writes the slots of all its
+passes before any fed row reads a slot. If the call feeds the passes 4 to 6, the rows of pass 5 must see the stand-in,
+and the rows of pass 6 must see the true token. So both tokens need a slot: every stand-in has its own slot, after the
+slots of the places. The example has 10 slots: 8 for the places, one for the stand-in, and one for padding::
 
     slot                 0  1  2  3  4  5  6  7  8  9
     place that it holds  0  1  2  3  4  5  6  7  5  padding
     written in pass      1  2  3  4  5  6  5  6  4  NEVER
     replaced in pass     N  N  N  N  N  N  N  N  6  N        (N: NEVER)
 
-A fed row of pass k attends to a slot if the slot holds a place up to the row's ``last_visible``, a pass up to k writes
-the slot, and no pass up to k replaces the slot. See :meth:`.DeviceTable.mask`. In the same example, the rows of a pass
-attend only to slots below an ``end``, and a pass that is fed alone may need a mask to exclude some of these slots::
+    pass                 0  1  2  3  4  5  6
+    end                  0  1  2  3  9  9  8
 
-    pass                                 0  1  2  3  4  5  6
-    end, each stand-in in its own slot   0  1  2  3  9  9  8
-    end, one pass in each call           0  1  2  3  6  7  8
-    needs a mask, one pass in each call  -  -  -  -  x  x  x
-
-Fed alone, pass 4 writes the slots 3 and 5, so its end is slot 6. It needs a mask for two reasons: slot 4 is not written
-yet, and the fed row at place 3 does not attend to slot 5. Pass 1 attends to all slots below its end, so it needs no
-mask.
+A fed row of pass k sees a slot if three conditions hold: the slot holds a place up to the row's ``last_visible``, a
+pass up to k writes the slot, and no pass up to k replaces the slot. :meth:`.DeviceTable.mask` computes this mask. In
+the passes 4 and 5, the end is 9, because slot 8 holds the stand-in. The calls always have a mask, because their passes
+see different slots.
 """
 
 from __future__ import annotations
@@ -61,15 +74,15 @@ class CacheSlots:
     of_row: np.ndarray  # slot that the row writes; the last slot for padding
 
     # For each pass, [P].
-    end: np.ndarray  # the rows of the pass attend only to slots below this slot
-    # bool, True if at least one row of the pass may not attend to all slots below the pass's end. Only calls that feed
-    # one pass use this array. A call of several passes always has a mask, because its passes attend to different slots.
+    end: np.ndarray  # the rows of the pass attend only to slots below this slot; 0 if the pass feeds no rows
+    # bool, False if all rows of the pass attend to all slots below the pass's end, so that no mask is needed. True for
+    # all passes of window_slots.
     needs_mask: np.ndarray
 
     # For each slot, [S].
     place: np.ndarray  # place that the slot holds; 0 for padding
-    written: np.ndarray  # first pass in which the slot is visible, ALWAYS or NEVER
-    replaced: np.ndarray  # first pass in which a different slot holds the place, or NEVER
+    written: np.ndarray  # first pass whose rows may read the slot; ALWAYS for known cells, NEVER for padding
+    replaced: np.ndarray  # first pass in which another slot holds the place instead; NEVER if the slot keeps its place
 
     @property
     def count_without_padding(self) -> int:
@@ -77,94 +90,99 @@ class CacheSlots:
         return self.count - 1
 
 
-@lru_cache(maxsize=64)
-def serial_slots(schedule: Schedule) -> CacheSlots:
-    """The slots of a schedule for calls of the transformer that feed one pass each."""
-    return _slots(schedule, own_slots_for_stand_ins=False)
-
-
-@lru_cache(maxsize=64)
-def window_slots(schedule: Schedule) -> CacheSlots:
-    """The slots of a schedule for calls of the transformer that may feed several passes."""
-    return _slots(schedule, own_slots_for_stand_ins=True)
-
-
 @dataclass
 class _Slot:
-    """The facts about one slot; the fields are columns of :class:`CacheSlots`."""
+    """One slot. The fields are an entry of the arrays of the same names in :class:`CacheSlots`."""
 
     place: int
     written: int = NEVER
     replaced: int = NEVER
 
 
-def _slots(schedule: Schedule, own_slots_for_stand_ins: bool) -> CacheSlots:
-    """The slots of a schedule. If ``own_slots_for_stand_ins`` is False, the true token overwrites a stand-in."""
+@lru_cache(maxsize=64)
+def serial_slots(schedule: Schedule) -> CacheSlots:
+    """The slots of a schedule for calls of the transformer that feed one pass each."""
     passes = schedule.passes
-    all_rows = [row for p in passes for row in p.fed_rows]
-    places = 1 + max((max(row.place, row.last_visible) for row in all_rows), default=-1)  # number of places
-
-    # 1. A slot for each place. The known cells are in the cache from the start.
-    slots = [_Slot(place, written=ALWAYS if place < schedule.known else NEVER) for place in range(places)]
-
-    # 2. Go through the fed rows in the order of the passes. Stand-ins add their slots after the slots of the places.
+    slots = _slots_of_places(schedule)
     of_row = []
-    stand_in_at: dict[int, _Slot] = {}  # for each place that a stand-in's own slot holds now, this slot
     for k, p in enumerate(passes):
         for row in p.fed_rows:
-            # Any token that is fed at the place of a stand-in replaces it.
-            if row.place in stand_in_at:
-                stand_in_at.pop(row.place).replaced = k
+            slot = slots[row.place]
+            slot.written = min(slot.written, k)  # the first pass that writes the slot
+            of_row.append(row.place)
 
-            if own_slots_for_stand_ins and row.is_stand_in:
-                slot = _Slot(row.place, written=k)
+    ends = [1 + _last_visible_place(p) for p in passes]
+    return _in_arrays(slots, of_row, ends, _needs_mask(passes, slots, ends))
+
+
+@lru_cache(maxsize=64)
+def window_slots(schedule: Schedule) -> CacheSlots:
+    """The slots of a schedule for calls of the transformer that may feed several passes."""
+    slots = _slots_of_places(schedule)
+    of_row = []
+    ends = []
+    stand_in_slots: dict[int, int] = {}  # the stand-ins in the cache: for each place with a stand-in, its own slot
+    for k, p in enumerate(schedule.passes):
+        for row in p.fed_rows:
+            # 1. Any token that is fed at the place of a stand-in replaces it.
+            if row.place in stand_in_slots:
+                old_slot = stand_in_slots.pop(row.place)
+                slots[old_slot].replaced = k
+
+            # 2. A stand-in adds its own slot at the end.
+            if row.is_stand_in:
+                stand_in_slots[row.place] = len(slots)
                 of_row.append(len(slots))
-                slots.append(slot)
-                stand_in_at[row.place] = slot
+                slots.append(_Slot(row.place, written=k))
             else:
                 slot = slots[row.place]
-                of_row.append(row.place)
                 slot.written = min(slot.written, k)  # the first pass that writes the slot
+                of_row.append(row.place)
 
-    # 3. The last slot is for padding.
-    of_row.append(len(slots))
-    slots.append(_Slot(place=0))
+        # 3. The rows may see the slots of the places (slot i holds place i) and of the stand-ins in the cache.
+        last_slot_of_places = _last_visible_place(p)
+        ends.append(1 + max([last_slot_of_places, *stand_in_slots.values()]))
 
+    return _in_arrays(slots, of_row, ends, needs_mask=[True] * len(ends))
+
+
+def _slots_of_places(schedule: Schedule) -> list[_Slot]:
+    """A slot for each place; slot i holds place i. The known cells are in the cache from the start."""
+    rows = [row for p in schedule.passes for row in p.fed_rows]
+    place_count = 1 + max((max(row.place, row.last_visible) for row in rows), default=-1)
+    return [_Slot(place, written=ALWAYS if place < schedule.known else NEVER) for place in range(place_count)]
+
+
+def _last_visible_place(p: Pass) -> int:
+    """The last place to which any row of a pass attends; -1 if the pass feeds no rows."""
+    return max((row.last_visible for row in p.fed_rows), default=-1)
+
+
+def _needs_mask(passes: Sequence[Pass], slots: Sequence[_Slot], ends: Sequence[int]) -> list[bool]:
+    """For each pass, whether its rows need an attention mask, see the first table of this file. Slot i of ``slots``
+    holds place i. ``ends``: the end of each pass.
+    """
     written = np.array([slot.written for slot in slots])
-    replaced = np.array([slot.replaced for slot in slots])
-    end, needs_mask = _ends_and_masks(passes, written, replaced, places)
+    needs_mask = []
+    for k, (p, end) in enumerate(zip(passes, ends, strict=True)):
+        some_slot_is_unwritten = bool((written[:end] > k).any())
+        some_row_sees_less = any(row.last_visible < end - 1 for row in p.fed_rows)
+        needs_mask.append(some_slot_is_unwritten or some_row_sees_less)
+    return needs_mask
+
+
+def _in_arrays(
+    slots: Sequence[_Slot], of_row: Sequence[int], ends: Sequence[int], needs_mask: Sequence[bool]
+) -> CacheSlots:
+    """Add the slot for padding to ``slots``, and store the facts in arrays."""
+    padding = len(slots)
+    slots = [*slots, _Slot(place=0)]
     return CacheSlots(
         count=len(slots),
-        of_row=np.array(of_row),
-        end=end,
-        needs_mask=needs_mask,
+        of_row=np.array([*of_row, padding]),
+        end=np.array(ends),
+        needs_mask=np.array(needs_mask),
         place=np.array([slot.place for slot in slots]),
-        written=written,
-        replaced=replaced,
+        written=np.array([slot.written for slot in slots]),
+        replaced=np.array([slot.replaced for slot in slots]),
     )
-
-
-def _ends_and_masks(
-    passes: Sequence[Pass], written: np.ndarray, replaced: np.ndarray, places: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """For each pass, the end of the slots to which its rows attend, int64 [P], and whether the pass needs an attention
-    mask, bool [P].
-
-    ``written``, ``replaced``: see :class:`CacheSlots`. The slots of stand-ins come after the slots of the ``places``.
-    """
-    ends = []
-    needs_mask = []
-    for k, p in enumerate(passes):
-        last_visible = [row.last_visible for row in p.fed_rows] or [-1]
-
-        # 1. The rows attend to places up to their last_visible, and to stand-ins that are in the cache in this pass.
-        is_present = (written[places:] <= k) & (k < replaced[places:])
-        present_stand_ins = places + is_present.nonzero()[0]  # their slots
-        end = 1 + max(last_visible + present_stand_ins.tolist())
-        ends.append(end)
-
-        # 2. A mask is needed if a slot below the end is not written yet, or if a row does not attend to the last slot.
-        some_slot_is_unwritten = bool((written[:end] > k).any())
-        some_row_sees_less = min(last_visible) < end - 1
-        needs_mask.append(some_slot_is_unwritten or some_row_sees_less)
-    return np.array(ends), np.array(needs_mask)

@@ -20,8 +20,8 @@ def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
             but the model was trained without a null class.
     """
     expect_raster(name, model)
-    settings.schedule(model)
-    sampling_of(settings, model)
+    settings.schedule(model)  # raises if the settings do not fit the model's grid
+    sampling_of(settings, model)  # raises if the settings need guidance, but the model has no null class
 
 
 def expect_raster(name: str, *models: TokenModel, why_no_janus: str = "") -> None:

@@ -16,12 +16,7 @@ and the images differ from the images of serial decoding. Here, each random numb
 and a token value, so a token depends only on its logits. The iteration therefore ends with the image of serial
 decoding, and no test is needed.
 
-In 16 bits, the same input may give different tokens in calls of different shapes, because the shape determines the
-order in which numbers are added. Every call is therefore padded to one shape (``one_shape`` in ``networks/llama.py``).
-This shape is the same for all window widths from 1 to the side of the image in tokens, so these widths generate the
-identical image. Calls of wider windows may have a larger shape, and calls of serial decoding have several shapes. Wide
-windows and serial decoding may therefore generate a different image from the same distribution. ``docs/precision.md``
-states how often the images are identical.
+In 16 bits, every call is padded to one shape, see :func:`padded_row_count`.
 """
 
 from __future__ import annotations
@@ -81,7 +76,7 @@ def decode_in_windows(
     for call in jacobi_calls(canvas, transformer, draw, schedule, width, may_leave):
         accepted += call.accepted
         rejected += call.rejected
-        yield from canvas.yield_step(int(table.cell_start[call.certain]))
+        yield from canvas.yield_step(int(table.cell_start[call.certain_passes]))
 
     canvas.report.add(accepted=accepted, rejected=rejected)
     return canvas.finish()
@@ -97,8 +92,8 @@ class MayLeave(NamedTuple):
 class JacobiCall(NamedTuple):
     """The progress that one call of the transformer made."""
 
-    certain: int  # number of passes that are certain in all images after the call
-    # Numbers of cells in all images together, see Window.counts:
+    certain_passes: int  # number of passes that are certain in all images after the call
+    # Numbers of cells in all images together, see jacobi_window.Progress:
     accepted: int
     rejected: int
 
@@ -127,7 +122,7 @@ def jacobi_calls(
     guiding = WindowGuidance(guided_passes(canvas.sampling, schedule), may_leave.null_branch)
     window = Window(canvas, schedule, width)
     call = 0
-    while window.certain < passes:
+    while window.certain_passes < passes:
         call += 1
 
         # 1. Find out whether the call feeds the null branch, and to which cells guidance is applied.
@@ -147,12 +142,11 @@ def jacobi_calls(
 
         # 4. Find the first pass whose new tokens differ from the guesses. This pass and all passes before it read only
         #    certain tokens, so all of them are certain.
-        new_start = window.first_uncertain(new)
-        accepted, rejected = window.counts(new_start)
-        canvas.decide(*window.verdict(new, new_start, call))
+        progress = window.progress(new)
+        canvas.decide(*window.verdict(new, progress, call))
 
         # 5. Move the windows. New tokens that are not certain are guesses in the next call.
-        window.move(new, new_start)
+        window.move(new, progress)
 
         # 6. Remove finished images from the batch.
         remaining = np.flatnonzero(window.start < passes)
@@ -160,7 +154,7 @@ def jacobi_calls(
             transformer.keep(to_device(remaining, canvas.device), len(window.active))
             draw = draw.for_images(remaining)
             window.keep(remaining)
-        yield JacobiCall(window.certain, accepted, rejected)
+        yield JacobiCall(window.certain_passes, progress.accepted, progress.rejected)
 
 
 def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
@@ -192,9 +186,16 @@ def padded_row_count(schedule: Schedule, width: int) -> int:
     """Number of fed rows per image to which every call is padded if the weights are in 16 bits. No call feeds more
     rows. No call samples more cells either, because no row predicts two cells.
 
-    The number is the same for all values of ``width`` up to the side of the image in tokens.
+    In 16 bits, the same input may give different tokens in calls of different shapes, because the shape determines the
+    order in which numbers are added. Every call is therefore padded to one shape (``one_shape`` in
+    ``networks/llama.py``). This shape is the same for all window widths from 1 to the side of the image in tokens, so
+    these widths generate the identical image. Calls of wider windows may have a larger shape, and calls of serial
+    decoding have several shapes. Wide windows and serial decoding may therefore generate a different image from the
+    same distribution. ``docs/precision.md`` states how often the images are identical.
     """
     table = schedule_table(schedule)
-    stop = np.minimum(np.arange(table.passes) + max(width, schedule.grid), table.passes)
-    rows = (table.row_start[stop] - table.row_start[:-1]).max()
-    return ROWS * math.ceil(rows / ROWS)
+    # The most rows that any window feeds. A narrow window counts as a window whose width is the side of the image.
+    start = np.arange(table.passes)
+    stop = np.minimum(start + max(width, schedule.grid), table.passes)
+    most_rows = (table.row_start[stop] - table.row_start[start]).max()
+    return ROWS * math.ceil(most_rows / ROWS)

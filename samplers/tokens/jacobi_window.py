@@ -41,15 +41,36 @@ def cells_of_passes(table: ScheduleTable, begin: np.ndarray, end: np.ndarray) ->
     """The cells that the passes from ``begin`` to ``end`` - 1 decide. ``begin``, ``end``: a pass of each image, int64
     [A].
     """
+    # Indices in the table's arrays of cells, int64 [A, n]. The last entry of these arrays is padding.
     padding = len(table.cells) - 1
-    index = _ranges(table.cell_start[begin], table.cell_start[end], padding)  # in the cell arrays of the table
+    index = _ranges(table.cell_start[begin], table.cell_start[end], padding)
     first_row = table.row_start[begin][:, None]
     return WindowCells(
         cell=table.cells[index],
-        in_pass=table.cell_pass[index],
-        predicted_by=np.where(index == padding, 0, table.cell_row[index] - first_row),
+        in_pass=table.pass_of_cell[index],
+        predicted_by=np.where(index == padding, 0, table.row_of_cell[index] - first_row),
         cell_count=table.cell_start[end] - table.cell_start[begin],
     )
+
+
+class Progress(NamedTuple):
+    """What a call of the transformer achieved in the windows of A images, see :meth:`Window.progress`."""
+
+    new_start: np.ndarray  # for each image, the first pass that is not certain after the call, int64 [A]
+    # Two masks for the cells of the windows, bool [A, n]:
+    is_certain: np.ndarray  # the cell became certain in this call; False for padding
+    read_guesses: np.ndarray  # the cell's pass read guesses: it is not the first pass of its window
+    sample_count: int  # number of samples of the call, one for each cell of the windows; padding does not count
+
+    @property
+    def accepted(self) -> int:
+        """Number of cells that became certain in a pass that had read guesses."""
+        return int((self.is_certain & self.read_guesses).sum())
+
+    @property
+    def rejected(self) -> int:
+        """Number of samples that decided no cell."""
+        return self.sample_count - int(self.is_certain.sum())
 
 
 class Window:
@@ -69,8 +90,9 @@ class Window:
     An image is *finished* when all its passes are certain. If it stays in the batch, its window has no passes: both
     ``start`` and ``stop`` are the number of all passes.
 
-    Only :meth:`move` moves windows and changes the tokens in them. The numbers ``start`` and ``stop`` are on the host,
-    and the tokens are on the device.
+    After each call, :meth:`progress` finds out which passes became certain, :meth:`verdict` returns their cells, and
+    :meth:`move` stores the new tokens and moves the windows. The numbers ``start`` and ``stop`` are on the host. The
+    tokens are on the device.
 
     Attributes:
         active: for each active image, its index on the canvas, int64 [A].
@@ -91,7 +113,8 @@ class Window:
         # The first guesses are copies of the newest token. If the first pass decides no cell, as in the later blocks of
         # MuLo-SD, the newest token is the token of the last known cell.
         decided = schedule.passes[0].cells or range(schedule.known)
-        _fill_with_newest(self.tokens, self.cell_on_device, self.tokens[:, decided[-1], None].clone())
+        newest = self.tokens[:, decided[-1], None].clone()  # scatter_ may not read the tensor that it writes
+        _fill_with_newest(self.tokens, self.cell_on_device, newest)
 
     def _set_start(self, new_start: np.ndarray) -> None:
         """Set ``start`` to ``new_start``, int64 [A], and set ``stop`` and the cells to match."""
@@ -101,7 +124,7 @@ class Window:
         self.cell_on_device = to_device(self.cells.cell, self.tokens.device)
 
     @property
-    def certain(self) -> int:
+    def certain_passes(self) -> int:
         """Number of passes that are certain in all images."""
         return int(self.start.min())
 
@@ -111,17 +134,17 @@ class Window:
         device = self.tokens.device
         index = _ranges(table.row_start[self.start], table.row_start[self.stop], padding=len(table.fed_cell) - 1)
 
-        # The rows attend to slots below ``end``. A finished image has no passes, so its ends are an empty slice.
+        # Each pass attends only to slots below its own end. The call's end is the largest of these ends, and a mask
+        # hides the other slots from each pass. A finished image has no passes, so its ends are an empty slice.
         ends_of_images = [device_table.slots.end[a:b] for a, b in zip(self.start, self.stop, strict=True)]
         end = int(np.concatenate(ends_of_images).max())
 
-        # For a single image, the index has one dimension, because writing the cache is then faster.
+        # For a single image, the index has one dimension, because writing the cache is then faster, see FedRows.
         index_on_device = to_device(index[0] if len(index) == 1 else index, device)
         return device_table.rows_at(index_on_device, end), to_device(self.cells.predicted_by, device)
 
-    def first_uncertain(self, new: Tensor) -> np.ndarray:
-        """For each image, the first pass that is not certain after a call, int64 [A]. The next window starts there. The
-        host waits for the device.
+    def progress(self, new: Tensor) -> Progress:
+        """Find out what a call achieved. The host waits for the device.
 
         ``new``: the tokens that the call sampled for the cells of the windows, int64 [A, n].
 
@@ -134,42 +157,38 @@ class Window:
         of pass 4 differs from the guess (x), so the passes 5 and 6 read a wrong token. The window of image 1 has only
         the last two passes; padding follows, with the pass 9::
 
-                      in_pass    changed    first_changed  last_certain  result
+                      in_pass    changed    first_changed  last_certain  new_start
             image 0   3 4 5 6    . x . x    4              4             5
             image 1   7 8 9 9    . . . .    9: none        8             9: finished
 
         A window moves by at least one pass, so no image needs more calls than serial decoding needs passes.
         """
+        in_pass = self.cells.in_pass
         guesses = self.tokens.gather(1, self.cell_on_device)
         changed = (new != guesses).cpu().numpy()
 
         # If no token changed, first_changed is the number of all passes. Padding has this number as its pass, so it
         # does not matter whether padding changed.
-        first_changed = np.where(changed, self.cells.in_pass, self.table.passes).min(axis=1)
+        first_changed = np.where(changed, in_pass, self.table.passes).min(axis=1)
 
-        last_certain = np.minimum(first_changed, self.stop - 1)  # if no pass changed, the last pass of the window
-        return last_certain + 1
+        last_certain = np.minimum(first_changed, self.stop - 1)  # if no token changed, the last pass of the window
+        new_start = last_certain + 1
+        return Progress(
+            new_start=new_start,
+            # new_start is at most the number of all passes, which is the pass of padding. So padding is never certain.
+            is_certain=in_pass < new_start[:, None],
+            read_guesses=in_pass > self.start[:, None],
+            sample_count=int(self.cells.cell_count.sum()),
+        )
 
-    def counts(self, new_start: np.ndarray) -> tuple[int, int]:
-        """The numbers of accepted and of rejected samples of a call, in all images together.
+    def verdict(self, new: Tensor, progress: Progress, call: int) -> Verdict:
+        """The cells that became certain in this ``call``, with their ``new`` tokens. The outcome of a cell is ACCEPTED
+        if its pass had read guesses, and PLAIN otherwise.
 
-        A sample is accepted if its cell becomes certain in a pass that had read guesses. It is rejected if its cell
-        does not become certain. The samples of a window's first pass are neither. ``new_start``: the result of
-        :meth:`first_uncertain`.
+        ``new``, ``progress``: the argument and the result of :meth:`progress`.
         """
-        is_certain, read_guesses = self._certain_cells(new_start)
-        accepted = int((is_certain & read_guesses).sum())
-        rejected = int(self.cells.cell_count.sum() - is_certain.sum())
-        return accepted, rejected
-
-    def verdict(self, new: Tensor, new_start: np.ndarray, call: int) -> Verdict:
-        """The cells that become certain in this ``call``, with their ``new`` tokens. The first pass of a window read no
-        guesses, so the outcome of its cells is PLAIN. The outcome of all other cells is ACCEPTED.
-
-        ``new``: as for :meth:`first_uncertain`. ``new_start``: the result of :meth:`first_uncertain`.
-        """
-        # 1. The m cells that become certain: their images and their columns in the arrays [A, n], int64 [m] each.
-        is_certain, read_guesses = self._certain_cells(new_start)
+        # 1. The m cells that became certain: their images and their columns in the arrays [A, n], int64 [m] each.
+        is_certain = progress.is_certain
         certain_images, certain_columns = is_certain.nonzero()
 
         # 2. What the host knows about these cells, int64 [m] each. One copy moves all arrays to the device.
@@ -178,40 +197,35 @@ class Window:
             certain_columns,
             self.active[certain_images],
             self.cells.cell[is_certain],
-            np.where(read_guesses, ACCEPTED, PLAIN)[is_certain],
+            np.where(progress.read_guesses, ACCEPTED, PLAIN)[is_certain],
         ]
         image, column, image_on_canvas, cell, outcome = to_device(np.stack(on_host), self.tokens.device).unbind()
 
         # 3. The new tokens of these cells are on the device already.
         return Verdict((image_on_canvas, cell), new[image, column], call, outcome.to(torch.uint8))
 
-    def _certain_cells(self, new_start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which cells of the windows become certain, and which cells are in passes that had read guesses: all passes
-        but the first one of a window. Bool [A, n] each.
+    def move(self, new: Tensor, progress: Progress) -> None:
+        """Store the ``new`` tokens, and let each window begin with the first pass that is not certain. For the
+        arguments see :meth:`verdict`.
 
-        ``new_start``: the result of :meth:`first_uncertain`. No new start is after the pass of padding, so padding
-        never becomes certain.
-        """
-        return self.cells.in_pass < new_start[:, None], self.cells.in_pass > self.start[:, None]
-
-    def move(self, new: Tensor, new_start: np.ndarray) -> None:
-        """Store the ``new`` tokens, and let the windows begin with the passes ``new_start``. For both arguments see
-        :meth:`verdict`. The first guess for a cell that enters a window is a copy of the newest token. The newest token
-        is the token of the last cell that the window had before the move.
+        The first guess for a cell that enters a window is a copy of the newest token. The newest token is the token of
+        the last cell that the window had before the move. For example, W is 4, and the ``start`` of an image moves from
+        3 to 5. Then its ``stop`` moves from 7 to 9, so the cells of the passes 7 and 8 enter. They get the token of the
+        last cell of pass 6.
         """
         table = self.table
         device = self.tokens.device
+        old_stop = self.stop
 
         # 1. Store the new tokens. The last cell of each window has the newest token.
         self.tokens.scatter_(1, self.cell_on_device, new)
-        last_cell = table.cells[table.cell_start[self.stop] - 1]
+        last_cell = table.cells[table.cell_start[old_stop] - 1]  # the last cell of the passes before old_stop
         newest = self.tokens.gather(1, to_device(last_cell[:, None], device))
 
-        # 2. Move the windows. The passes from stop_before to stop - 1 enter them. At the end of the schedule, both are
-        #    the number of all passes, so no pass enters, and the cells are padding.
-        stop_before = self.stop
-        self._set_start(new_start)
-        entering = cells_of_passes(table, stop_before, self.stop).cell
+        # 2. Move the windows. The passes from old_stop to stop - 1 enter them. At the end of the schedule, both are the
+        #    number of all passes, so no pass enters, and the cells are padding.
+        self._set_start(progress.new_start)
+        entering = cells_of_passes(table, old_stop, self.stop).cell
 
         # 3. Fill in the first guesses.
         _fill_with_newest(self.tokens, to_device(entering, device), newest)
@@ -240,7 +254,7 @@ class WindowGuidance:
     def reads_null(self, window: Window) -> bool:
         """Whether the call that computes a window feeds the null branch."""
         if self.null_may_leave:
-            return window.certain <= self.last_guided
+            return window.certain_passes <= self.last_guided
         return bool(self.guided_by_pass.any())
 
     def at(self, window: Window) -> Guidance:

@@ -3,12 +3,12 @@
 The file has, in this order:
 
 1. :class:`FedRows`: what one call of the transformer feeds;
-2. :class:`CachedTransformer`: the transformer, which feeds these rows, and its cache;
-3. :func:`run_first_pass`: the first pass of a schedule, the *prefill*, in which the transformer reads the condition and
+2. :class:`DeviceTable`: the fed rows of all passes of a schedule, in tensors on the device. ``schedule.py`` states
+   which tokens a pass feeds, and ``cache_slots.py`` states which cache slots hold the keys and values of these tokens;
+3. :class:`CachedTransformer`: the transformer, which feeds these rows, and its cache;
+4. :func:`run_first_pass`: the first pass of a schedule, the *prefill*, in which the transformer reads the condition and
    predicts the first cells;
-4. :class:`ScheduleLook`: the *look* (``engine.py``) of the later passes; :func:`later_passes_on_device` is their plan;
-5. :class:`DeviceTable`: the fed rows of each pass, in tensors on the device. ``schedule.py`` states which tokens a pass
-   feeds, and ``cache_slots.py`` states which cache slots hold the keys and values of these tokens;
+5. :class:`ScheduleLook`: the *look* (``engine.py``) of the later passes; :func:`later_passes_on_device` is their plan;
 6. two small functions, about guided passes and about hidden rows.
 
 Shapes: B images with L cells each; R batch rows, one for each image in each branch of guidance; m fed rows. A *hidden
@@ -34,9 +34,12 @@ from .schedule import Schedule, schedule_table
 
 
 class FedRows(NamedTuple):
-    """The m fed rows of one call of the transformer. The tensors are int64 [m], or [B, m] if the images have different
-    rows. ``cache_slot`` and ``cache_end`` count from the first slot of the cache; the first slots belong to the
-    condition.
+    """The m fed rows of one call of the transformer.
+
+    The tensors are int64 [m] if all images are fed the same rows. Then one index serves all batch rows, so the keys and
+    values are written to the cache faster. If the images are fed different rows, the tensors are int64 [B, m].
+
+    ``cache_slot`` and ``cache_end`` count from the first slot of the cache; the first slots belong to the condition.
     """
 
     cell: Tensor  # cells whose tokens are fed
@@ -48,6 +51,81 @@ class FedRows(NamedTuple):
     # Index of PAR's transition token; -1 for a row that feeds a cell's token. None if the schedule has no transition
     # tokens.
     transition_token: Tensor | None = None
+
+
+class DeviceTable:
+    """The :class:`.ScheduleTable` of a schedule and its :class:`.CacheSlots`, on a device. The cache begins with
+    ``prefix`` slots of the condition, and all fed rows attend to these slots.
+
+    ``table`` and ``slots`` are the two on the host. The other attributes are tensors on the device, int64.
+
+    - For each fed row, [F + 1]: ``fed_cell``, ``transition_token``, ``position``, ``last_visible`` and ``pass_of_row``
+      of the ScheduleTable. ``transition_token`` is None if the schedule has no transition tokens. ``cache_slot`` is the
+      slot that the row writes, counted from the first slot of the cache.
+    - For each decided cell, [D + 1]: ``predicting_row`` is the index of the row that predicts the cell, counted from
+      the first row of the cell's pass. The last entry is not used.
+    - For each slot of the cache, [prefix + S]: ``place``, ``written`` and ``replaced`` of the CacheSlots. The entries
+      of the condition's slots come first.
+    """
+
+    def __init__(self, schedule: Schedule, slots: CacheSlots, prefix: int, device: torch.device):
+        table = schedule_table(schedule)
+        self.table = table
+        self.slots = slots
+        self.prefix = prefix
+
+        # 1. For each fed row.
+        self.fed_cell = to_device(table.fed_cell, device)
+        self.transition_token = to_device(table.transition_token, device) if table.transition_token.max() >= 0 else None
+        self.position = to_device(table.position, device)
+        self.cache_slot = to_device(slots.of_row + prefix, device)
+        self.last_visible = to_device(table.last_visible, device)
+        self.pass_of_row = to_device(table.pass_of_row, device)
+
+        # 2. For each decided cell.
+        first_row_of_pass = table.row_start[table.pass_of_cell]
+        self.predicting_row = to_device(table.row_of_cell - first_row_of_pass, device)
+
+        # 3. For each slot. The condition's slots have the place -1, before all other places, and they are present in
+        #    all passes. Every row, even a padding row, therefore attends to them.
+        self.place = to_device(np.concatenate([np.full(prefix, -1), slots.place]), device)
+        self.written = to_device(np.concatenate([np.full(prefix, ALWAYS), slots.written]), device)
+        self.replaced = to_device(np.concatenate([np.full(prefix, NEVER), slots.replaced]), device)
+
+    def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
+        """The fed rows of pass k for a call that feeds only this pass, and the indices of the fed rows that predict the
+        n cells of the pass, int64 [n]. The host does not wait for the device.
+        """
+        table = self.table
+        rows = slice(table.row_start[k], table.row_start[k + 1])
+        cells = slice(table.cell_start[k], table.cell_start[k + 1])
+        fed = self.rows_at(rows, int(self.slots.end[k]), bool(self.slots.needs_mask[k]))
+        return fed, self.predicting_row[cells]
+
+    def rows_at(self, index: slice | Tensor, end: int, needs_mask: bool = True) -> FedRows:
+        """The fed rows at an ``index`` in the table: a slice, or int64 [...]. Each row attends only to the condition's
+        slots and to image slots below ``end``. If ``needs_mask`` is False, each row attends to all of these slots, as
+        the caller knows from ``needs_mask`` of the :class:`.CacheSlots`.
+        """
+        cache_end = self.prefix + end
+        return FedRows(
+            cell=self.fed_cell[index],
+            position=self.position[index],
+            cache_slot=self.cache_slot[index],
+            cache_end=cache_end,
+            mask=self.mask(index, cache_end) if needs_mask else None,
+            transition_token=None if self.transition_token is None else self.transition_token[index],
+        )
+
+    def mask(self, index: slice | Tensor, cache_end: int) -> Tensor:
+        """The attention mask of the fed rows at an ``index`` (see :meth:`rows_at`), bool [..., cache_end]: True where a
+        row attends to a slot. A padding row attends to the condition only.
+        """
+        last_visible = self.last_visible[index][..., None]
+        pass_of_row = self.pass_of_row[index][..., None]
+        is_visible = self.place[:cache_end] <= last_visible
+        is_present = (self.written[:cache_end] <= pass_of_row) & (pass_of_row < self.replaced[:cache_end])
+        return is_visible & is_present
 
 
 class CachedTransformer:
@@ -66,7 +144,10 @@ class CachedTransformer:
             ``networks/llama.py``.
     """
 
-    cache: Cache  # prefill makes it
+    # prefill makes the cache, and sets the number of branches whose keys and values the cache holds. Later passes may
+    # feed fewer branches.
+    cache: Cache
+    cached_branches: int
 
     def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, first_value: int = 0, padded_to: int = 0):
         self.canvas = canvas
@@ -89,21 +170,23 @@ class CachedTransformer:
         branches = self.conditional_branches + int(null)
 
         # 1. The condition rows, and the embeddings of the image's tokens.
-        rows = condition.prefix(self.net, null)
+        condition_rows = condition.prefix(self.net, null)
         lengths = None if condition.lengths is None else condition.lengths.repeat(branches)
-        x = None if image is None else self.net.tok_embeddings(image).repeat(branches, 1, 1)
-        row_count = rows.shape[1] + (0 if image is None else image.shape[1])
+        image_rows = None if image is None else self.net.tok_embeddings(image).repeat(branches, 1, 1)
+        row_count = condition_rows.shape[1] + (0 if image is None else image.shape[1])
 
         # 2. The pass.
-        report.add(transformer_passes=1, transformer_tokens=len(rows) * row_count)
-        hidden, self.cache = self.net.prefill(rows, self.canvas.grid[0], slots, lengths, x)
+        report.add(transformer_passes=1, transformer_tokens=len(condition_rows) * row_count)
+        hidden, self.cache = self.net.prefill(condition_rows, self.canvas.grid[0], slots, lengths, image_rows)
+        self.cached_branches = branches
 
-        # 3. Images with the same prompt shared one prefill. Now each image gets its own batch rows.
+        # 3. So far, images with the same prompt shared a batch row in each branch. Now each image gets its own batch
+        #    rows: copies of the batch rows of its prompt.
         if condition.prompt_of_image is not None:
             prompts = len(condition.entries)
-            row_of_image = torch.cat([condition.prompt_of_image + branch * prompts for branch in range(branches)])
-            hidden = hidden[row_of_image]
-            self.cache.keep(row_of_image)
+            rows_to_copy = torch.cat([condition.prompt_of_image + branch * prompts for branch in range(branches)])
+            hidden = hidden[rows_to_copy]
+            self.cache.keep(rows_to_copy)
         report.add(cache_bytes=self.cache.bytes)
         return hidden
 
@@ -120,15 +203,16 @@ class CachedTransformer:
             transition = self.net.spe_tok_embeddings["special_embeddings"](fed.transition_token.clamp(min=0))
             x = torch.where(fed.transition_token[..., None] >= 0, transition, x)
 
-        # 2. The same fed rows for all branches.
+        # 2. The same fed rows for all branches: tensors [B, ...] become [R, ...]. If all images are fed the same rows,
+        #    the tensors of ``fed`` have no dimension for the image, and serve all batch rows as they are.
         branches = self.conditional_branches + int(null)
         position, cache_slot, mask = fed.position, fed.cache_slot, fed.mask
         if branches > 1:
             x = x.repeat(branches, 1, 1)
-        if branches > 1 and cells.ndim == 2:  # the images have different rows
-            position = position.repeat(branches, 1)
-            cache_slot = cache_slot.repeat(branches, 1)
-            mask = None if mask is None else mask.repeat(branches, 1, 1)
+            if cells.ndim == 2:
+                position = position.repeat(branches, 1)
+                cache_slot = cache_slot.repeat(branches, 1)
+                mask = None if mask is None else mask.repeat(branches, 1, 1)
 
         # 3. The pass.
         self.canvas.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
@@ -141,8 +225,7 @@ class CachedTransformer:
             remaining: indices of the A images that stay, among the images in the cache, int64 [A].
             images: number of images in the cache.
         """
-        branches = len(self.cache.blocks[0]) // images
-        self.cache.keep(torch.cat([remaining + branch * images for branch in range(branches)]))
+        self.cache.keep(torch.cat([remaining + branch * images for branch in range(self.cached_branches)]))
 
 
 def run_first_pass(
@@ -196,84 +279,10 @@ def later_passes_on_device(schedule: Schedule, device: torch.device) -> dict[int
     """
     table = schedule_table(schedule)
     cells = to_device(torch.from_numpy(table.cells[:-1]), device)
-    plan = dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))
+    cell_counts = np.diff(table.cell_start)  # number of cells of each pass
+    plan = dict(enumerate(cells.split(cell_counts.tolist())))
     del plan[0]
     return plan
-
-
-class DeviceTable:
-    """The :class:`.ScheduleTable` of a schedule and its :class:`.CacheSlots`, on a device. The cache begins with
-    ``prefix`` slots of the condition, and all fed rows attend to these slots.
-
-    Attributes:
-        table, slots: the :class:`.ScheduleTable` and the :class:`.CacheSlots`, on the host.
-        fed_cell: for each fed row, the cell whose token is fed.
-        transition_token: for each fed row, the index of PAR's transition token, or -1; None if the schedule feeds no
-            transition tokens.
-        position: for each fed row, the position at which the token is fed.
-        cache_slot: for each fed row, the slot that it writes, counted from the first slot of the cache.
-        last_visible: for each fed row, the last place to which the row attends.
-        row_pass: for each fed row, the pass that feeds it.
-        row_in_pass: for each cell, the index of the row that predicts the cell, counted from the pass's first row.
-        place: for each slot of the cache, the place that the slot holds; -1 for the condition's slots.
-        written: for each slot, the first pass in which the slot is visible.
-        replaced: for each slot, the first pass in which a different slot holds the place of this slot.
-    """
-
-    def __init__(self, schedule: Schedule, slots: CacheSlots, prefix: int, device: torch.device):
-        table = schedule_table(schedule)
-        self.table = table
-        self.slots = slots
-        self.prefix = prefix
-
-        self.fed_cell = to_device(table.fed_cell, device)
-        self.transition_token = to_device(table.transition_token, device) if table.transition_token.max() >= 0 else None
-        self.position = to_device(table.position, device)
-        self.cache_slot = to_device(slots.of_row + prefix, device)
-        self.last_visible = to_device(table.last_visible, device)
-        self.row_pass = to_device(table.row_pass, device)
-
-        self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
-
-        # The condition's slots come first. Their place is -1, before all other places, and they are present in all
-        # passes. Every row therefore attends to the condition's slots.
-        self.place = to_device(np.concatenate([np.full(prefix, -1), slots.place]), device)
-        self.written = to_device(np.concatenate([np.full(prefix, ALWAYS), slots.written]), device)
-        self.replaced = to_device(np.concatenate([np.full(prefix, NEVER), slots.replaced]), device)
-
-    def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
-        """The fed rows of pass k, and the indices of the fed rows that predict the n cells of the pass, int64 [n]. The
-        slots must be :func:`.serial_slots`. The host does not wait for the device.
-        """
-        table = self.table
-        rows = slice(table.row_start[k], table.row_start[k + 1])
-        cells = slice(table.cell_start[k], table.cell_start[k + 1])
-        fed = self.rows_at(rows, int(self.slots.end[k]), bool(self.slots.needs_mask[k]))
-        return fed, self.row_in_pass[cells]
-
-    def rows_at(self, index: slice | Tensor, end: int, needs_mask: bool = True) -> FedRows:
-        """The fed rows at an ``index`` in the table: a slice, or int64 [...]. Each row attends only to the condition's
-        slots and to image slots below ``end``. If ``needs_mask`` is False, each row attends to all of these slots.
-        """
-        cache_end = self.prefix + end
-        return FedRows(
-            cell=self.fed_cell[index],
-            position=self.position[index],
-            cache_slot=self.cache_slot[index],
-            cache_end=cache_end,
-            mask=self.mask(index, cache_end) if needs_mask else None,
-            transition_token=None if self.transition_token is None else self.transition_token[index],
-        )
-
-    def mask(self, index: slice | Tensor, cache_end: int) -> Tensor:
-        """The attention mask of the fed rows at an ``index`` (see :meth:`rows_at`), bool [..., cache_end]: True where a
-        row attends to a slot. A padding row attends to the condition only.
-        """
-        last_visible = self.last_visible[index][..., None]
-        k = self.row_pass[index][..., None]
-        is_visible = self.place[:cache_end] <= last_visible
-        is_present = (self.written[:cache_end] <= k) & (k < self.replaced[:cache_end])
-        return is_visible & is_present
 
 
 def last_guided_pass(guided: Sequence[bool]) -> int:
@@ -285,5 +294,6 @@ def chosen_rows(hidden: Tensor, index: Tensor) -> Tensor:
     """Choose n of the m ``hidden`` rows, [R, m, C], by ``index``, int64 [B, n]. All branches use the same index.
     Returns [R, n, C].
     """
-    index = index.repeat(len(hidden) // len(index), 1)[..., None]
-    return hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))
+    branches = len(hidden) // len(index)  # R / B
+    index_of_batch_row = index.repeat(branches, 1)[..., None]
+    return hidden.gather(1, index_of_batch_row.expand(-1, -1, hidden.shape[-1]))

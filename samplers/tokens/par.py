@@ -63,8 +63,12 @@ def par_groups(grid: int, regions: int) -> list[list[int]]:
             f"whose grid is divisible by {m}."
         )
 
-    cells = np.arange(grid * grid).reshape(m, grid // m, m, grid // m)
-    return cells.transpose(1, 3, 0, 2).reshape(-1, regions).tolist()
+    # The axes region_row and region_column say in which region a cell is. The axes row and column say where it is in
+    # this region.
+    side = grid // m
+    cells = np.arange(grid * grid).reshape(m, side, m, side)  # [region_row, row, region_column, column]
+    groups = cells.transpose(1, 3, 0, 2)  # [row, column, region_row, region_column]
+    return groups.reshape(-1, regions).tolist()
 
 
 @lru_cache(maxsize=16)
@@ -87,7 +91,7 @@ def par_schedule(grid: int, regions: int, sequential_start: bool = True) -> Sche
     passes = []
 
     # 1. The initial tokens, at places 0 to n - 1, are decided one after another. Without a sequential start, the
-    # prefill predicts all initial tokens.
+    #    prefill predicts all initial tokens.
     if sequential_start:
         first_groups = [[cell] for cell in initial]
     else:
@@ -99,12 +103,12 @@ def par_schedule(grid: int, regions: int, sequential_start: bool = True) -> Sche
         passes.append(group_pass(first_groups[k - 1], first_groups[k], k - 1, cfg_steps[k]))
 
     # 2. One pass feeds the initial tokens that were not fed yet and the transition tokens. This pass decides the first
-    # of the later groups.
+    #    of the later groups.
     if later_groups:
         passes.append(transition_pass(first_groups[-1], later_groups[0], cfg_steps[first_count]))
 
     # 3. Each later group predicts the next group. The places of these groups come after the n initial tokens and the
-    # n - 1 transition tokens. For n = 4, group a is at places 7 to 10, and group b is at places 11 to 14.
+    #    n - 1 transition tokens. For n = 4, group a is at places 7 to 10, and group b is at places 11 to 14.
     place = regions + (regions - 1)
     for k in range(1, len(later_groups)):
         passes.append(group_pass(later_groups[k - 1], later_groups[k], place, cfg_steps[first_count + k]))
@@ -129,12 +133,13 @@ def transition_pass(fed: Sequence[int], cells: Sequence[int], cfg_step: int) -> 
         cfg_step: see :class:`.Pass`.
     """
     n = len(cells)
-    last = 2 * n - 2  # place of the last transition token
-    *earlier, newest = fed
+    last_place = 2 * n - 2  # place of the last transition token
+    *earlier, last_initial = fed
 
+    # With a sequential start, ``earlier`` is empty.
     rows = [FedRow(position=cell, place=place, last_visible=place, cell=cell) for place, cell in enumerate(earlier)]
-    rows.append(FedRow(position=newest, place=n - 1, last_visible=last, cell=newest))
-    rows += [FedRow(position=-1, place=n + i, last_visible=last, transition_token=i) for i in range(n - 1)]
+    rows.append(FedRow(position=last_initial, place=n - 1, last_visible=last_place, cell=last_initial))
+    rows += [FedRow(position=-1, place=n + i, last_visible=last_place, transition_token=i) for i in range(n - 1)]
     return Pass(
         cells=tuple(cells),
         predicted_by=tuple(range(len(earlier), len(rows))),
@@ -156,9 +161,10 @@ def group_pass(fed: Sequence[int], cells: Sequence[int], first_place: int, cfg_s
         first_place: place of the first fed token.
         cfg_step: see :class:`.Pass`.
     """
-    last = first_place + len(fed) - 1
+    last_place = first_place + len(fed) - 1
     rows = [
-        FedRow(position=cell, place=place, last_visible=last, cell=cell) for place, cell in enumerate(fed, first_place)
+        FedRow(position=cell, place=place, last_visible=last_place, cell=cell)
+        for place, cell in enumerate(fed, first_place)
     ]
     return Pass(
         cells=tuple(cells),
@@ -261,8 +267,8 @@ def check(model: TokenModel, settings: PARSettings) -> None:
             f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; choose a PAR model, or "
             "use the LlamaGen Sampler or the ZipAR Sampler."
         )
-    settings.schedule(model)
-    sampling_of(settings, model)
+    settings.schedule(model)  # raises for a Janus, and if the grouping does not fit the network or the grid
+    sampling_of(settings, model)  # raises if the settings need guidance, but the model has no null class
 
 
 def par(

@@ -139,20 +139,20 @@ def _pack_features(
 
 def _pack_prompts(model: JanusModel, condition: PromptCondition, device: torch.device) -> PreparedCondition:
     """Token ids of prompts, padded to the longest prompt."""
-    ids = [torch.tensor(ids) for ids in prompt_ids(model, condition)]
-    _expect_lengths(model, [len(prompt) for prompt in ids])
-    return PreparedCondition(*pad_entries(ids, device))
+    prompts = [torch.tensor(ids) for ids in prompt_ids(model, condition)]
+    _expect_lengths(model, [len(prompt) for prompt in prompts])
+    return PreparedCondition(*pad_entries(prompts, device))
 
 
 def _pack_images_with_prompts(
     model: JanusModel, condition: ImagePromptCondition, device: torch.device
 ) -> PreparedCondition:
     """Images with prompts, for a Janus that edits. Identical pairs of image and prompt are packed once."""
-    ids = prompt_ids(model, condition)
+    ids_of_prompts = prompt_ids(model, condition)
     assert condition.encoded_images is not None, "nodes and pipeline read the images"
 
-    # 1. The distinct pairs. An image that occurs several times was read only once. All its occurrences are therefore
-    #    the same object, and the id of this object identifies the image.
+    # 1. The distinct pairs. read_images (runs/loading.py) reads an image that occurs several times only once, and gives
+    #    the same object for all its occurrences. The id of this object therefore identifies the image.
     pairs = [(text, id(encoded)) for text, encoded in zip(condition.texts, condition.encoded_images, strict=True)]
     first_indices, prompt_of_image = distinct(pairs, device)
     distinct_images = [condition.encoded_images[i] for i in first_indices]
@@ -165,7 +165,7 @@ def _pack_images_with_prompts(
             )
 
     # 2. The prompts of these pairs, padded to the longest prompt, and the rows and codes of their images.
-    prompts, lengths = pad_entries([torch.tensor(ids[i]) for i in first_indices], device)
+    prompts, lengths = pad_entries([torch.tensor(ids_of_prompts[i]) for i in first_indices], device)
     sources = PromptImages(
         torch.stack([image.rows.to(device) for image in distinct_images]),
         torch.stack([image.codes.to(device) for image in distinct_images]),

@@ -139,9 +139,9 @@ class TokenDraw:
 
     def logits(self, hidden: Tensor, guidance: Guidance) -> Tensor:
         """The logits of hidden rows [R, n, C] after classifier-free guidance, fp32 [B, n, V]."""
-        guided = guided_logits(self.net, self.setup, hidden, guidance)
-        self.canvas.watch(*guided.norms)
-        return guided.logits
+        result = guided_logits(self.net, self.setup, hidden, guidance)
+        self.canvas.watch(*result.norms)
+        return result.logits
 
     def for_images(self, images: np.ndarray) -> TokenDraw:
         """The draw for some of the B images. ``images``: the indices of these images, int64 [A]."""
@@ -189,17 +189,17 @@ def tokens_from_hidden(
 
     For the arguments see :func:`guided_logits` and :func:`tokens_from_logits`.
     """
-    guided = guided_logits(net, setup, hidden, guidance)
-    return NewTokens(tokens_from_logits(setup, guided.logits, cells, so_far), guided.norms)
+    result = guided_logits(net, setup, hidden, guidance)
+    return NewTokens(tokens_from_logits(setup, result.logits, cells, so_far), result.norms)
 
 
 def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidance) -> GuidedLogits:
     """Apply guidance to the logits of ``hidden`` rows, [R, n, C]."""
     # 1. The logits of all branches. The first branch reads the condition. There may be a branch that reads a part of
     #    the condition, and a branch that reads the null condition.
-    cells = hidden.shape[1]
-    padded = F.pad(hidden, (0, 0, 0, setup.padded_to - cells)) if setup.padded_to else hidden
-    branches = net.logits(padded, setup.span)[:, :cells].split(setup.images)
+    cell_count = hidden.shape[1]
+    padded = F.pad(hidden, (0, 0, 0, setup.padded_to - cell_count)) if setup.padded_to else hidden
+    branches = net.logits(padded, setup.span)[:, :cell_count].split(setup.images)
 
     # 2. The logits of the condition, mixed with the logits of the part.
     mixed = branches[0]
@@ -253,12 +253,14 @@ def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
         cells: int64 [n], or [B, n] if the images have different cells.
         values: number of values of a token.
     """
-    codes = tokens[:, None, :-1]
-    before = (torch.arange(codes.shape[2], device=cells.device) < cells[..., None]).expand(len(codes), -1, -1)
+    of_image = tokens[:, None, :-1]  # [B, 1, L], without the last entry, which is for padding
+    # For each of ``cells``, which cells of the image come before it, bool [B, n, L].
+    is_before = (torch.arange(of_image.shape[2], device=cells.device) < cells[..., None]).expand(len(of_image), -1, -1)
 
-    times = torch.zeros(*before.shape[:2], values, dtype=torch.int32, device=cells.device)
-    times.scatter_add_(2, codes.expand_as(before), before.to(times.dtype))
-    return times > 0
+    # How often each value occurs before the cell, [B, n, values].
+    count = torch.zeros(*is_before.shape[:2], values, dtype=torch.int32, device=cells.device)
+    count.scatter_add_(2, of_image.expand_as(is_before), is_before.to(count.dtype))
+    return count > 0
 
 
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:

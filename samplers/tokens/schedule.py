@@ -3,11 +3,32 @@ pass feeds.
 
 A *cell* is one square of the token grid. Cells are numbered in raster order, and each cell holds one token. A pass
 feeds tokens to the transformer. Each fed token is a *fed row*, and the transformer's output for the row may predict a
-cell. A token is fed at a *position*: the cell whose position encoding the token gets.
+cell. Four numbers belong to a fed row:
 
-In a model that predicts the next token, the fed row at position c - 1 predicts cell c. If a sampler decides cells of
-several grid rows in one pass, the token of cell c - 1 may not be decided yet. The pass then feeds a *stand-in* at this
-position: the token of a different cell. For example, ZipAR with window 1 on 3 x 3 cells::
+- its cell: the cell whose token is fed;
+- its *position*: the cell whose position encoding the token gets;
+- its *place*: the index of the token in the order in which the model was trained to read tokens. A fed row attends to
+  the tokens at all places up to its ``last_visible``;
+- its *slot* in the KV cache (``cache_slots.py``).
+
+Most models predict the next cell in raster order: the fed row at position c - 1 predicts cell c. Usually, the token of
+cell c is fed at position c and place c, and is written to slot c, so all four numbers are c. There are three
+exceptions:
+
+- *Stand-ins*. If a sampler decides cells of several grid rows in one pass, the token of cell c - 1 may not be decided
+  yet. The pass then feeds the token of a different cell at position c - 1.
+- A PAR reads tokens in its own order, so place and cell are different (``par.py``).
+- A PAR also reads transition tokens, which belong to no cell.
+
+The fed rows thus are::
+
+    fed token                             cell    position   place            slot
+    of cell c                             c       c          c                c
+    of cell s, as a stand-in for cell c   s       c          c                c; in Jacobi decoding, a slot of its own
+    of cell c, in a PAR                   c       c          in PAR's order   the place
+    PAR's transition token                none    none       in PAR's order   the place
+
+For example, ZipAR with window 1 on 3 x 3 cells has a stand-in in pass 4::
 
     cells     decided in pass     pass   decides   feeds the tokens of cells ... at positions ...
     0 1 2     0  1  2             0      0         none: the prefill, which reads the condition
@@ -15,18 +36,6 @@ position: the token of a different cell. For example, ZipAR with window 1 on 3 x
     6 7 8     4  5  6             4      4, 6      3 at 3, and 2 at 5: a stand-in for cell 5
                                   5      5, 7      4 at 4, and 6 at 6
                                   6      8         5 at 5, which replaces the stand-in, and 7 at 7
-
-The *place* of a token is its index in the order in which the model was trained to read tokens. A fed row attends to the
-tokens at all places up to its ``last_visible``. In a model that predicts the next token, the place is the number of the
-cell, counted in raster order. A PAR has its own order (``par.py``). The places also determine the slots of the KV
-cache (``cache_slots.py``). A fed token thus has four numbers: cell, position, place and slot. The four numbers are
-equal, except for stand-ins and in a PAR::
-
-    fed token                              cell    position   place              slot
-    of cell c, predicting the next token   c       c          c                  c
-    of cell s, as a stand-in for cell c    s       c          c                  c, or its own slot in windows
-    of cell c, in a PAR                    c       c          in PAR's order     the place
-    PAR's transition token                 none    none       in PAR's order     the place
 
 Only in MuLo-SD may a schedule decide just a part of the grid, a block of grid rows (``mulosd/drafting.py``). All cells
 of earlier blocks are *known*: they are decided before the schedule begins, and all of them except the last are in the
@@ -93,9 +102,11 @@ def next_token_passes(
 
     The fed row at position c - 1 predicts cell c. Until cell c - 1 is decided, a stand-in is fed at this position. The
     stand-in is the nearest decided token in the grid row above. If no cell of that grid row is decided, the stand-in is
-    the nearest decided token of the whole grid. Each pass feeds the tokens that the previous pass decided. If a
-    stand-in was fed at the position of such a token, the token replaces the stand-in. If no cells are known, the
-    prefill predicts the first group, which contains cell 0.
+    the nearest decided token of the whole grid. Each pass also feeds the tokens that the previous pass decided. If a
+    stand-in was fed at the position of such a token, the token replaces the stand-in.
+
+    If no cells are known, the first pass is the prefill. It decides the first group, which contains cell 0. If there
+    are known cells, the first pass is empty, and the pass after it decides the first group.
 
     Args:
         groups: the cells of each group.
@@ -104,34 +115,39 @@ def next_token_passes(
         known: number of known cells, see the top of this file; 0 except in MuLo-SD.
         fed_again: the pass of the first group feeds the last ``fed_again`` known cells again.
     """
-    passes = []
-    decided = set(range(known))
-    not_fed_yet = set(range(known - fed_again, known))  # decided cells that the next pass feeds
+    # 1. The first pass. ``to_feed``: the decided cells that the next pass feeds, in addition to the cell before each
+    #    cell that it decides.
     if known:
-        passes.append(Pass(cells=(), predicted_by=()))
+        passes = [Pass(cells=(), predicted_by=())]
+        decided = set(range(known))
+        to_feed: Sequence[int] = range(known - fed_again, known)
+        first_group = 0
+    else:
+        passes = [Pass(cells=tuple(groups[0]), predicted_by=(0,) * len(groups[0]))]
+        decided = set(groups[0])
+        to_feed = groups[0]
+        first_group = 1
 
-    for cells, cfg_step in zip(groups, cfg_steps, strict=True):
-        if not passes:
-            passes.append(Pass(cells=tuple(cells), predicted_by=(0,) * len(cells)))
-        else:
-            before = [c - 1 for c in cells]
-            positions = sorted({*not_fed_yet, *before})
-            rows = []
-            for p in positions:
-                cell = p if p in decided else _stand_in(p, decided, grid)
-                rows.append(FedRow(position=p, place=p, last_visible=p, cell=cell))
+    # 2. The later passes.
+    for cells, cfg_step in zip(groups[first_group:], cfg_steps[first_group:], strict=True):
+        before = [c - 1 for c in cells]
+        positions = sorted({*to_feed, *before})
+        rows = []
+        for position in positions:
+            cell = position if position in decided else _stand_in(position, decided, grid)
+            rows.append(FedRow(position=position, place=position, last_visible=position, cell=cell))
 
-            predicted_by = tuple(positions.index(p) for p in before)
-            passes.append(Pass(cells=tuple(cells), predicted_by=predicted_by, fed_rows=tuple(rows), cfg_step=cfg_step))
-            not_fed_yet.clear()
+        predicted_by = tuple(positions.index(position) for position in before)
+        passes.append(Pass(cells=tuple(cells), predicted_by=predicted_by, fed_rows=tuple(rows), cfg_step=cfg_step))
         decided.update(cells)
-        not_fed_yet.update(cells)
+        to_feed = cells
     return tuple(passes)
 
 
 def _stand_in(position: int, decided: set[int], grid: int) -> int:
     """The decided cell whose token is fed at an undecided ``position``, see :func:`next_token_passes`."""
     grid_row, column = divmod(position, grid)
+    # Above grid row 0, the range has negative numbers only, and no cell has a negative number.
     above = [c for c in range((grid_row - 1) * grid, grid_row * grid) if c in decided]
     if above:
         return min(above, key=lambda c: (abs(c % grid - column), c))
@@ -183,12 +199,12 @@ class ScheduleTable:
     transition_token: np.ndarray  # index of the fed PAR transition token (par.py); -1 for cells and padding
     position: np.ndarray  # position at which the token is fed, see FedRow; 0 for padding
     last_visible: np.ndarray  # last place that the row attends to; -1 for padding
-    row_pass: np.ndarray  # pass that feeds the row; 0 for padding
+    pass_of_row: np.ndarray  # pass that feeds the row; 0 for padding
 
     # For each decided cell, [D + 1].
     cells: np.ndarray  # the cell; L for padding
-    cell_row: np.ndarray  # index of the fed row that predicts the cell; 0 for padding
-    cell_pass: np.ndarray  # pass that decides the cell; P for padding
+    row_of_cell: np.ndarray  # index of the fed row that predicts the cell; 0 for padding
+    pass_of_cell: np.ndarray  # pass that decides the cell; P for padding
 
     # For each pass, and for the end of the schedule, [P + 1]. Pass k feeds the rows row_start[k] to
     # row_start[k + 1] - 1, and decides the cells cell_start[k] to cell_start[k + 1] - 1.
@@ -205,16 +221,16 @@ def schedule_table(schedule: Schedule) -> ScheduleTable:
     # 1. Fed rows, pass by pass, then padding.
     rows = [row for p in passes for row in p.fed_rows]
     rows.append(FedRow(position=0, place=0, last_visible=-1))
-    rows_of_pass = [len(p.fed_rows) for p in passes]
-    row_start = np.append(0, np.cumsum(rows_of_pass))
+    row_counts = [len(p.fed_rows) for p in passes]
+    row_start = np.append(0, np.cumsum(row_counts))
 
     # 2. Decided cells, pass by pass, and the index of the row that predicts each cell. predicted_by counts rows from
-    #    the first row of the pass, but cell_row counts rows from the first row of the schedule.
+    #    the first row of the pass, but row_of_cell counts rows from the first row of the schedule.
     cells = [cell for p in passes for cell in p.cells]
     predicted_by = np.array([row for p in passes for row in p.predicted_by], np.int64)
-    cells_of_pass = [len(p.cells) for p in passes]
-    cell_start = np.append(0, np.cumsum(cells_of_pass))
-    cell_row = predicted_by + np.repeat(row_start[:-1], cells_of_pass)
+    cell_counts = [len(p.cells) for p in passes]
+    cell_start = np.append(0, np.cumsum(cell_counts))
+    row_of_cell = predicted_by + np.repeat(row_start[:-1], cell_counts)
 
     return ScheduleTable(
         passes=len(passes),
@@ -222,10 +238,10 @@ def schedule_table(schedule: Schedule) -> ScheduleTable:
         transition_token=np.array([row.transition_token for row in rows]),
         position=np.array([row.position for row in rows]),
         last_visible=np.array([row.last_visible for row in rows]),
-        row_pass=np.append(np.repeat(pass_indices, rows_of_pass), 0),
+        pass_of_row=np.append(np.repeat(pass_indices, row_counts), 0),
         cells=np.array([*cells, schedule.grid**2]),
-        cell_row=np.append(cell_row, 0),
-        cell_pass=np.append(np.repeat(pass_indices, cells_of_pass), len(passes)),
+        row_of_cell=np.append(row_of_cell, 0),
+        pass_of_cell=np.append(np.repeat(pass_indices, cell_counts), len(passes)),
         row_start=row_start,
         cell_start=cell_start,
     )

@@ -110,9 +110,9 @@ def tar_prompt(
         )
 
     # 1. The token ids of each distinct prompt, in the template for the requested number of codes.
-    clock = Clock(model.device)
-    scale = DETAILS.index(settings.detail)
-    device = model.net.compute_device
+    device = model.device
+    clock = Clock(device)
+    scale = DETAILS.index(settings.detail)  # DETAILS and model.sides are in the same order, largest number first
     first_indices, prompt_of_image = distinct(prompts, device)
     texts = [torch.tensor(model.prompt(prompts[i], scale)) for i in first_indices]
     condition = PreparedCondition(*pad_entries(texts, device), prompt_of_image)
@@ -135,7 +135,7 @@ def tar_prompt(
         settings,
         noise,
         grid=(side, side),
-        values=blank_tokens(len(noise), side, model.device),
+        values=blank_tokens(len(noise), side, device),
         report=report,
         sampling=sampling,
         clock=clock,

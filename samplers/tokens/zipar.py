@@ -42,8 +42,10 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
     decided. The passes first decide row 0 cell by cell. After that, each pass decides one cell of every active row.
 
     Row 1 becomes active when row 0 is complete. For r > 0, row r + 1 becomes active when ``window`` cells of row r are
-    decided. On a grid of side G, all G rows take G + (G - 2) s + G passes, where s is the window. ``window`` is
-    from 1 to ``grid`` - 1.
+    decided. ``window`` is from 1 to ``grid`` - 1.
+
+    On a grid of side G with the window s, all G rows take G + (G - 2) s + G passes: row 0 takes G passes; then row 1
+    starts; the last row starts (G - 2) s passes later, and takes G passes.
     """
     groups = []
     filled = [0] * rows  # number of decided cells of every row

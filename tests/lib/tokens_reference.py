@@ -80,7 +80,7 @@ def decided_at(schedule) -> np.ndarray:
     table = schedule_table(schedule)
     passes = np.full(schedule.grid**2 + 1, table.passes)
     passes[: schedule.known] = -1
-    passes[table.cells] = table.cell_pass
+    passes[table.cells] = table.pass_of_cell
     return passes
 
 
