@@ -1,22 +1,29 @@
 """Samplers: each turns a model and a condition into latents or token codes, and writes a report.
 
-Read ``engine.py`` first: it has the canvas, which holds the images so far, and the loop over the passes. Each kind of
-model has a folder: ``mar/`` (masked tokens), ``tokens/`` (discrete tokens), ``blocks/`` (BitDance) and ``nextstep/``
-(NextStep). The samplers of models with a diffusion head share six files. Read them in this order:
-``diffusion_steps.py``, ``chain.py``, ``coupling.py``, ``step_equations.py``, ``speculation.py`` and ``annealing.py``.
+Read the files in this order:
+
+1. ``engine.py``: the canvas, which holds the images so far, and the loop over the passes.
+2. The inputs of every sampler: ``settings.py`` (what a user can set), ``conditioning.py`` (what the images shall show),
+   ``noise.py`` (the random numbers of a seed) and ``editing.py`` (the part of an image to regenerate).
+3. Sampling with a diffusion head: ``diffusion_steps.py`` (the coefficients of the steps), ``chain.py`` (all steps of a
+   batch), ``coupling.py``, ``step_equations.py`` and ``speculation.py`` (one call for several steps), and
+   ``annealing.py`` (fewer steps in later passes).
+4. A folder for each kind of model: ``mar/`` (masked tokens), ``tokens/`` (discrete tokens), ``blocks/`` (BitDance) and
+   ``nextstep/`` (NextStep). The docstring of a folder gives the order of its files.
 
 The files use these words:
 
 ==============  ======================================================================================================
-cell            a square of the image's grid. Cells are numbered row by row, from 0, and each holds one token
-position        in ``mar/``, another word for a cell; in ``tokens/``, the cell that the position encoding of a fed
-                token stands for
-place           the index of a token in the order in which a model reads tokens
-slot            an entry of the KV cache; it holds the keys and values of one place
+cell            a square of the image's grid. Cells are numbered grid row by grid row, from 0, and each holds one token
+position        the cell that the position encoding of a token stands for. In ``mar/``, another word for a cell
 branch          guidance runs a model on several conditions; each run is a branch. The *null* branch has no condition
-batch row       one image in one branch: B images in P branches make R = P B batch rows
-fed row         one token that a pass feeds to the transformer of a token model
-row             in a diffusion: one token, or one block of tokens, that the head samples
+row             one of five kinds:
+
+                - *grid row*: a line of cells
+                - *batch row*: one image in one branch
+                - *row of a diffusion*: one token, or one block of tokens, that the head samples
+                - *fed row*, in ``tokens/``: one token that a pass feeds to the transformer
+                - row of the encoder or decoder, in ``mar/``: one vector that it reads, for a token or as a *buffer row*
 pass            one run of the transformer, after which a sampler decides some cells; in ``mar/``, also *AR step*
 call            one run of the diffusion head; in ``tokens/jacobi.py``, one run of the transformer that does the work of
                 several passes
@@ -26,10 +33,22 @@ plan            the cells that each pass decides
 condition       what the user asks for (classes, prompts, images). The *conditions z* of a diffusion head are something
                 else: vectors that the transformer computes, one for each token that the head samples
 window          several steps that are computed at once: diffusion steps (``speculation.py``) or passes of a token model
-                (``tokens/jacobi.py``). In ZipAR, the number of tokens by which the row above must be ahead before
-                a row of the grid starts
+                (``tokens/jacobi.py``). ZipAR has a window of its own, see ``tokens/``
 look            the function that runs the transformer in a pass
 draw            the function that samples the cells' values from the output of the look
 draft           a value that a cheap method proposes. The model verifies the value, and accepts or rejects it
 ==============  ======================================================================================================
+
+Shapes use these letters. A file names the letters that it adds, and the few that it uses in another sense:
+
+======  ==============================================================================================================
+B       images of a run
+L       cells of an image, so also its tokens
+P       branches of guidance
+R       batch rows of a transformer: usually R = P B, branch by branch
+N       rows of a diffusion
+S       diffusion steps
+C       width of the transformer: numbers in an output vector, and so in a condition z
+c       channels: numbers in a token, if its value is a vector
+======  ==============================================================================================================
 """

@@ -21,7 +21,8 @@ class Annealed(HeadGuarantees):
     def __post_init__(self) -> None:
         super().__post_init__()
 
-        # If later passes would not have fewer steps, DiSA is off. The report shows this by the value None.
+        # If later passes would not have fewer steps, DiSA is off. The report shows this by the value None. The derived
+        # classes are frozen dataclasses, so only object.__setattr__ can change the field.
         if self.diffusion_steps_end is not None and self.diffusion_steps_end >= self.diffusion_steps:
             object.__setattr__(self, "diffusion_steps_end", None)
 
@@ -36,17 +37,18 @@ class Annealed(HeadGuarantees):
 
 
 def annealed_steps(first: int, last: int | None, passes: int) -> list[int]:
-    """The number of diffusion steps of each pass, for S = ``passes`` passes.
+    """The number of diffusion steps of each pass.
 
-    In the paper's linear schedule, pass s = 0 .. S - 1 has last + floor((1 - s / (S - 1)) (first - last)) steps. Every
-    pass has ``first`` steps if ``last`` is None, if ``last`` is not below ``first``, or if there is only one pass.
+    In the paper's linear schedule, pass k = 0 .. passes - 1 has last + floor((1 - k / (passes - 1)) (first - last))
+    steps. Every pass has ``first`` steps if ``last`` is None, if ``last`` is not below ``first``, or if there is only
+    one pass.
     """
     if last is None or last >= first or passes == 1:
         return [first] * passes
 
     out = []
-    for s in range(passes):
-        share = 1 - s / (passes - 1)
+    for k in range(passes):
+        share = 1 - k / (passes - 1)
         # Round before the floor: a product that should be a whole number may come out a little too small.
         out.append(last + math.floor(round(share * (first - last), 9)))
     return out

@@ -10,15 +10,15 @@ The file has these parts:
 - :class:`DiffusionBatch`, the rows to sample. FastHybrid changes the means of some rows (:class:`MeanAdjustment`). An
   edit with BitDance fixes some tokens of a row (:class:`FixedTokens`).
 - :func:`advance`, one step of all rows.
-- The objects that call the head's network (:class:`HeadNetwork`) with the conditions of a batch:
-  :class:`FullChainHead` takes one step after another with all rows, and :class:`SpeculationHead` accepts any states at
-  any steps (``speculation.py``). Both compute the whole network. LazyMAR's head, in ``mar/lazy/head.py``, reuses cached
-  results.
-- :func:`run_chain`, the loop over the steps, and :class:`HeadFactory`, with which the samplers of ``mar/`` run it.
+- The objects that call the head's network (:class:`HeadNetwork`) for a batch: :class:`FullChainHead` takes one step
+  after another with all rows, and :class:`SpeculationHead` accepts any states at any steps (``speculation.py``). Both
+  compute the whole network. LazyMAR's head, in ``mar/lazy/head.py``, reuses cached results.
+- :func:`run_chain`, the loop over the steps, and :class:`HeadFactory`, which makes the objects for a batch. MAR's
+  samplers also run the loop with it; BitDance and NextStep use ``speculation.take_steps``.
 
-Shapes: N rows of shape [*, c], with c numbers per token. In BitDance, * is the number of tokens in a row; in MAR and
-NextStep, this dimension is absent. "1 ..." stands for dimensions of size 1, which broadcast to [*, c]. There are S
-steps, and P branches of guidance:
+Shapes: N rows of shape [*, c]. In BitDance, * is the number of tokens in a row; in MAR and NextStep, this dimension is
+absent. "1 ..." stands for dimensions of size 1, so that a tensor broadcasts to the rows. w and w' are the widths of
+embeddings and of modulations. There are S steps, and P branches of guidance:
 
 - P = 1 without guidance;
 - P = 2 with guidance: the condition, and the null condition;
@@ -39,7 +39,7 @@ from ..networks.speed import Recordable, recorded
 from ..reports.record import Report
 from .diffusion_steps import MeanNumbers, StepTable
 
-# BitDance and NextStep compute at most this many numbers of modulations at once; see budget in _FullHead.
+# BitDance and NextStep compute at most this many numbers of modulations at once; see budget in HeadFactory.
 MODULATION_BUDGET = 1 << 27
 
 # ------------------------------------------------------------------------------------------------ a batch
@@ -49,7 +49,7 @@ MODULATION_BUDGET = 1 << 27
 class DiffusionBatch:
     """N rows to sample, in their states before the first of S steps."""
 
-    z: Tensor  # conditions [P, N, *, D] in the dtype of the head; with guidance, the null branch is last
+    z: Tensor  # conditions [P, N, *, C] in the dtype of the head; with guidance, the null branch is last
     cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; if P = 3, two scales, fp32 [N, 1 ..., 2], see guide
     x: Tensor  # states before the first step, fp32 [N, *, c]
     # Noise of the steps, fp32 [S, N, *, c]. If the last step adds no noise, its entry may be absent: [S - 1, N, *, c].
@@ -90,7 +90,7 @@ class FixedTokens:
         return torch.where(self.free, x, (1 - t) * self.start + t * self.value)
 
     def follow_rows(self, x: Tensor, row: Tensor, k: Tensor) -> Tensor:
-        """:meth:`follow` for R states x [R, *, c]. State i is row ``row[i]`` before step ``k[i]``, int64 [R] each."""
+        """:meth:`follow` for M states x [M, *, c]. State i is row ``row[i]`` before step ``k[i]``, int64 [M] each."""
         t = self.t[k].view(-1, *(1,) * (x.ndim - 1))
         return torch.where(self.free[row], x, (1 - t) * self.start[row] + t * self.value[row])
 
@@ -99,7 +99,7 @@ class MeanAdjustment(NamedTuple):
     """Moves the mean of each step towards a draft: (1 - gamma) mean + gamma draft."""
 
     draft: Tensor  # fp32 [N, c]
-    gamma: Tensor  # gamma of each step, fp32 [S], or [S, N, 1] if the rows have different values
+    gamma: Tensor  # gamma of each step, fp32 [S]; [S, N, 1] in a batch that ``joined`` made
 
     def at(self, k: int) -> StepAdjustment:
         """The adjustment at step k."""
@@ -110,7 +110,7 @@ class StepAdjustment(NamedTuple):
     """A :class:`MeanAdjustment` at one step."""
 
     draft: Tensor  # fp32 [N, c]
-    gamma: Tensor  # fp32 [], or [N, 1] if the rows have different values
+    gamma: Tensor  # fp32 []; [N, 1] in a batch that ``joined`` made
 
 
 def noise_for_steps(noise: Tensor, count: int) -> Tensor:
@@ -137,8 +137,9 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
     InstructPix2Pix (Brooks et al. 2023, arXiv 2211.09800, equation 3). There, the part of the condition is the image.
 
     Args:
-        out: the head's output [P, N, *, c or 2 c]. The branch of the whole condition is first, and with guidance the
-            null branch is last. If there are three branches, the part's branch is between them.
+        out: the head's output [P, N, *, c or 2 c], with the branches of the conditions z: first the whole condition,
+            then the part if there are three branches, and with guidance the null branch last. A cached step of LazyMAR
+            gives a single branch, which contains guidance already.
         cfg: guidance scale, fp32 [N, 1 ...]; with three branches, ``scale`` and ``scale_of_part``, fp32 [N, 1 ..., 2].
         channels: c.
     """
@@ -197,7 +198,7 @@ class HeadNetwork(Protocol):
     scales, shifts and gates of the head's layers. They depend on a condition and a time, but not on the state.
     """
 
-    cond_embed: Any  # a layer that turns conditions [..., D] into embeddings [..., w]
+    cond_embed: Any  # a layer that turns conditions [..., C] into embeddings [..., w]
 
     @property
     def modulation_numbers(self) -> int:
@@ -226,31 +227,28 @@ class ChainHead(Protocol):
 
 class _FullHead:
     """What :class:`FullChainHead` and :class:`SpeculationHead` share: the whole diffusion head for the conditions of N
-    rows. The report counts the calls.
+    rows. The report counts the calls. For ``budget`` see :class:`HeadFactory`.
 
     One matrix product computes the modulations of many steps, so it reads the weights only once for all these steps.
-
-    Args:
-        budget: how many numbers of modulations one product may compute at most. A product always computes at least one
-            step (in :class:`SpeculationHead`, one state), even if this one exceeds the budget.
     """
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
         self._net = net
         self._head = head
         self._report = report
-        self._condition = head.cond_embed(batch.z)
+        self._condition = head.cond_embed(batch.z)  # embeddings of the conditions, [P, N, *, w]
 
-        # Embeddings of the steps' times, [S, 1, N, 1 ..., w], or [S, 1, 1, 1 ..., w] if all rows have the same steps.
+        # Embeddings of the steps' times, in a shape that broadcasts to [S, P, N, *, w]: [S, 1, N, 1 ..., w], or
+        # [S, 1, 1, 1 ..., w] if all rows share the same steps.
+        branches, rows, *tokens, _ = batch.z.shape
         times = batch.table.times
-        ones = (1,) * (batch.z.ndim - 3)
+        ones = (1,) * len(tokens)
         self._times = times.view(len(times), 1, -1, *ones, times.shape[-1])
 
         # The budget allows ``_rows_at_once`` rows at one step, or ``_steps_at_once`` steps of all rows.
-        branches, rows, *tokens, _ = batch.z.shape
         numbers_of_row = branches * math.prod(tokens) * head.modulation_numbers
         self._rows_at_once = max(1, budget // numbers_of_row)
-        self._steps_at_once = max(1, budget // max(1, numbers_of_row * rows))
+        self._steps_at_once = max(1, budget // max(1, numbers_of_row * rows))  # the batch may have no rows
 
 
 class FullChainHead(_FullHead):
@@ -271,7 +269,7 @@ class FullChainHead(_FullHead):
 
 
 def for_each_step(net: Recordable, modulations: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Divide modulations of T steps, [T, ...] each, into the modulations of each step, [...] each."""
+    """Divide the modulations of many steps, [number of steps, ...] each, into those of each step, [...] each."""
     if net.records:  # a function recorded as a CUDA graph copies contiguous tensors fastest
         modulations = [m.contiguous() for m in modulations]
     return list(zip(*modulations, strict=True))
@@ -285,24 +283,27 @@ def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor],
 
 
 class SpeculationHead(_FullHead):
-    """Calls the whole head for any states of N rows, for speculation. The states may be at different steps."""
+    """Calls the whole head for any states of N rows, for speculation. The states may be at different steps. All rows of
+    the batch must share the same steps.
+    """
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
         super().__init__(net, head, batch, report, budget)
         self._denoise = net.compiled(type(head).denoise, "diffusion head")
+        assert batch.table.times.ndim == 2, "all rows share the same steps"
+        self._shared_times = batch.table.times  # [S, w]
 
         # The modulations of all rows at all steps, [P, S, N, *, w'] each; None if they exceed the budget.
         self._all_modulations: list[Tensor] | None = None
         if len(batch.table) <= self._steps_at_once:
-            self._all_modulations = [m.transpose(0, 1) for m in head.modulations(self._times + self._condition)]
+            by_step = head.modulations(self._times + self._condition)  # [S, P, N, *, w'] each
+            self._all_modulations = [m.transpose(0, 1) for m in by_step]
 
     def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
-        """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c]. Each call of the head fits the budget.
-
-        State i belongs to row ``row[i]`` at step ``k[i]``. Both are int64 [M] on the device. The table of the batch
-        must have the same steps for all rows.
+        """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c]. State i belongs to row ``row[i]`` at
+        step ``k[i]``, int64 [M] each on the device. Each call of the head fits the budget.
         """
-        most = self._rows_at_once
+        most = self._rows_at_once  # a state takes as many modulations as a row at one step
         parts = []
         for rows, steps, states in zip(row.split(most), k.split(most), x.split(most), strict=True):
             out = self._denoise(self._head, states, self._modulations_at(rows, steps))
@@ -316,8 +317,9 @@ class SpeculationHead(_FullHead):
         if self._all_modulations is not None:
             return [m[:, k, row] for m in self._all_modulations]
 
-        times = self._times[k].squeeze(2).transpose(0, 1)  # [M, 1, 1, 1 ..., w] -> [1, M, 1 ..., w]
-        return self._head.modulations(times + self._condition[:, row])
+        ones = (1,) * (self._condition.ndim - 3)
+        times = self._shared_times[k].view(1, len(k), *ones, self._condition.shape[-1])  # [1, M, 1 ..., w]
+        return self._head.modulations(times + self._condition[:, row])  # from embeddings [P, M, *, w]
 
 
 # ------------------------------------------------------------------------------------------------ all steps
@@ -325,9 +327,10 @@ class SpeculationHead(_FullHead):
 
 def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
     """Take all steps with all rows, and yield each step's result. The states after the last step are the samples."""
+    # To multiply the noise by the temperature is the same as to multiply each std.
     noise = batch.noise if batch.temperature == 1 else batch.noise * batch.temperature
     noises = noise.unbind()
-    last_noise = len(noises) - 1
+    last_noise = len(noises) - 1  # the last step may have no entry of its own, see DiffusionBatch.noise
 
     x = batch.x
     adjustment = None
@@ -343,27 +346,30 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 
 
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
-    """The rows of two batches in one batch. Each row keeps the coefficients of its steps. The assertions say which
-    batches can be joined.
-
-    Only ``second`` may have a :class:`MeanAdjustment`. In the joined batch, gamma is 0 for the rows of ``first``, so
-    their means do not change.
+    """The rows of two batches in one batch: first the rows of ``first``, then those of ``second``. Each row keeps the
+    coefficients of its steps. The assertions say which batches can be joined; rows have the shape [c], as in MAR.
     """
+    parts = (first, second)
     assert len(first.table) == len(second.table)
+    assert all(part.table.numbers.ndim == 2 for part in parts), "within a part, all rows share the same steps"
     assert first.temperature == second.temperature
     assert not first.table.ends_with_noise and not second.table.ends_with_noise
     assert first.fixed_tokens is None and second.fixed_tokens is None
     assert first.mean_adjustment is None
 
-    parts = (first, second)
-    columns = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]
+    # In the joined table, each row has its own steps: numbers [S, 8, N, 1] and times [S, N, w]. The rows of a part all
+    # have the numbers and times of the part.
+    numbers = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]
     times = [part.table.times[:, None].expand(-1, len(part.x), -1) for part in parts]
 
+    # Each row has its own gamma, too. It is 0 for the rows of ``first``, so their means do not change.
     adjustment = None
     if second.mean_adjustment is not None:
-        draft = torch.cat([torch.zeros_like(first.x), second.mean_adjustment.draft])
-        gamma = torch.zeros(len(second.mean_adjustment.gamma), len(draft), 1, device=draft.device)
-        gamma[:, len(first.x) :] = second.mean_adjustment.gamma[:, None, None]
+        draft_of_second, gamma_of_second = second.mean_adjustment
+        assert gamma_of_second.ndim == 1, "within a part, all rows share the same gamma"
+        draft = torch.cat([torch.zeros_like(first.x), draft_of_second])
+        gamma = torch.zeros(len(gamma_of_second), len(draft), 1, device=draft.device)  # [S, N, 1]
+        gamma[:, len(first.x) :] = gamma_of_second[:, None, None]
         adjustment = MeanAdjustment(draft, gamma)
 
     return DiffusionBatch(
@@ -371,7 +377,7 @@ def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
         cfg=torch.cat([part.cfg for part in parts]),
         x=torch.cat([part.x for part in parts]),
         noise=torch.cat([part.noise for part in parts], 1),
-        table=StepTable(torch.cat(columns, 2), torch.cat(times, 1), first.table.learns_variance),
+        table=StepTable(torch.cat(numbers, 2), torch.cat(times, 1), first.table.learns_variance),
         temperature=first.temperature,
         mean_adjustment=adjustment,
     )
@@ -385,8 +391,12 @@ class HeadFactory:
     """
 
     def __init__(self, net: Recordable, head: HeadNetwork, report: Report, budget: int):
-        """``net``: the network that ``head`` is a part of. ``report`` counts the calls. For ``budget`` see
-        :class:`FullChainHead`.
+        """
+        Args:
+            net: the network that ``head`` is a part of.
+            report: counts the calls.
+            budget: how many numbers of modulations one matrix product may compute at most. A product always computes at
+                least one step (in :class:`SpeculationHead`, one state), even if this one exceeds the budget.
         """
         self.net = net
         self.head = head

@@ -7,29 +7,16 @@ accepted or rejected together, because a drafted diffusion state is usable only 
 accepted or rejected by itself, the channels' probabilities would multiply, so a whole state would rarely be accepted.
 
 - :func:`couple_means`, for equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025,
-  arXiv 2501.05370; Bou-Rabee, Eberle & Zimmer 2020). It accepts with probability 2 Phi(-|D| / 2) = 1 - TV. Here, Phi is
-  the standard normal distribution function, D is (m_q - m_p) / s, and TV is the total variation distance between the
-  two Gaussians. No coupling can accept more often. To replace a rejected draft, couple_means mirrors the draft's noise,
-  so it needs no new random numbers.
-- :func:`couple_stds`, for equal means: the usual rejection of speculative decoding, which accepts with probability
-  min(1, p / q). It replaces a rejected draft by a sample of max(0, p - q) / Z, where Z normalises the density. To find
-  this sample, couple_stds accepts or rejects proposals from p (Leviathan et al. 2023, appendix A). No coupling can
-  accept more often here, either.
-- :func:`couple`, for the general case: couple_stds, then couple_means. MAR's learned variances hardly differ between a
-  draft and the target, so couple_stds rarely changes the draft. Then couple_means keeps or mirrors the draft's noise.
-  So an image with drafts and an image of the same seed without drafts are similar to each other.
+  arXiv 2501.05370; Bou-Rabee, Eberle & Zimmer 2020). It mirrors the noise of a rejected draft.
+- :func:`couple_stds`, for equal means: the usual rejection of speculative decoding (Leviathan et al. 2023, appendix A).
+- :func:`couple`, for the general case, MAR's learned variances: couple_stds, then couple_means.
 - :func:`couple_fixed`, for BitDance and NextStep, whose variances are fixed: couple_means alone.
 
-Two Gaussians count as equal if, in every channel, their means differ by at most :data:`ROUNDING` (1 + |m_p|) and their
-log stds by at most :data:`ROUNDING`. The tolerance is needed, because the fp32 outputs of one head in two different
-batches differ by about as much. The tolerance causes an error in the samples' distribution. For example, the demo
-model with temperature 0.8, 8 channels and 50 diffusion steps from t = 950 has a std of at least 0.0051 in every step
-with noise. If |m_p| = 1 in all channels, the error in total variation is at most 0.0044 in the worst step, 0.00012 in
-the median step, and 0.013 over all steps of a token. In 12,032 verified steps with the demo's draft model, q and p were
-never close enough to count as equal, so the tolerance caused no error.
+TV is the total variation distance between q and p. No coupling can accept more often than with probability 1 - TV.
+couple_means and couple_stds reach this probability. A std of 0 means no noise, as in the last step of most diffusions.
+The caller computes all random numbers, so no function here waits for the device.
 
-The caller computes all random numbers, so no function here waits for the device. A std of 0 means no noise, as in the
-last step. The draft of a step without noise is accepted only if q and p count as equal.
+Shapes: N rows of ``channels`` numbers. A row is a diffusion step of a token or of a block, flattened.
 """
 
 from __future__ import annotations
@@ -39,6 +26,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# Two Gaussians count as equal if, in every channel, their means differ by at most ROUNDING (1 + |m_p|) and their log
+# stds by at most ROUNDING. The tolerance is needed, because the fp32 outputs of one head in two different batches
+# differ by about as much. The tolerance causes an error in the samples' distribution. For example, the demo model
+# with temperature 0.8, 8 channels and 50 diffusion steps from t = 950 has a std of at least 0.0051 in every step with
+# noise. If |m_p| = 1 in all channels, the error in total variation is at most 0.0044 in the worst step, 0.00012 in
+# the median step, and 0.013 over all steps of a token. In 12,032 verified steps with the demo's draft model, q and p
+# were never close enough to count as equal, so the tolerance caused no error.
 ROUNDING = 1e-5
 
 
@@ -76,11 +70,12 @@ class Coupled(NamedTuple):
     is_sample: Tensor
 
 
-def count_as_equal(a: Gaussian, b: Gaussian) -> Tensor:
-    """Whether two Gaussians are equal up to fp32 rounding in every channel, bool [...]."""
-    mean = (a.mean - b.mean).abs() <= ROUNDING * (1 + b.mean.abs())
-    std = torch.isclose(a.log_std, b.log_std, rtol=0, atol=ROUNDING)  # two log stds of minus infinity are close
-    return (mean & std).all(-1)
+def count_as_equal(q: Gaussian, p: Gaussian) -> Tensor:
+    """Whether two Gaussians are equal up to fp32 rounding in every channel, bool [...]. See :data:`ROUNDING`."""
+    equal_means = (q.mean - p.mean).abs() <= ROUNDING * (1 + p.mean.abs())
+    # Two log stds of minus infinity are close, too.
+    equal_stds = torch.isclose(q.log_std, p.log_std, rtol=0, atol=ROUNDING)
+    return (equal_means & equal_stds).all(-1)
 
 
 def noiseless(q: Gaussian, p: Gaussian) -> Tensor:
@@ -105,12 +100,13 @@ def couple_stds(
     draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, proposals: Proposals | None = None
 ) -> Coupled:
     """Turn a draft, a sample of q = N(m, s_q^2), into a sample of p = N(m, s_p^2), with the same mean m. Accept the
-    draft with probability min(1, p / q). Otherwise sample from max(0, p - q) / Z. ``log_std``: log s_p.
+    draft with probability min(1, p / q). Otherwise sample from max(0, p - q) / Z, where Z normalises the density. To
+    find this sample, accept or reject proposals from p. ``log_std``: log s_p.
 
-    A proposal from p is accepted with probability 1 - min(1, q / p). Let TV > 0 be the total variation distance between
-    p and q. A draft is rejected with probability TV. A rejected draft needs 1 / TV proposals on average, but an
-    accepted draft needs none. So the average over all drafts is one proposal per draft, for any p and q. The
-    probability that a draft needs more than T proposals is below 1 / T.
+    A proposal from p is accepted with probability 1 - min(1, q / p). A draft is rejected with probability TV. If TV is
+    above 0, a rejected draft needs 1 / TV proposals on average, but an accepted draft needs none. So the average over
+    all drafts is at most one proposal per draft, for any p and q. The probability that a draft needs more than T
+    proposals is below 1 / T.
     """
     # 1. Decide whether the draft is accepted.
     z = (draft - q.mean) * torch.exp(-q.log_std)
@@ -136,7 +132,8 @@ def couple_means(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> C
     have the same std s, which is above 0.
 
     Let z be the draft's noise, D = (mean - m_p) / s and e = D / |D|. The draft is accepted with probability
-    min(1, exp(-z.D - |D|^2 / 2)). A rejected draft is replaced by m_p + s (z - 2 (e.z) e).
+    min(1, exp(-z.D - |D|^2 / 2)). On average, this is 2 Phi(-|D| / 2) = 1 - TV, where Phi is the standard normal
+    distribution function. A rejected draft is replaced by m_p + s (z - 2 (e.z) e), which needs no new random numbers.
 
     Args:
         draft: fp32 [N, channels], a sample of N(mean, s^2).
@@ -148,7 +145,8 @@ def couple_means(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> C
     shift = (mean - p.mean) / std
     accepted = uniform.log() <= _shift_ratio(z, shift)
 
-    # 2. Mirror the noise of rejected drafts.
+    # 2. Mirror the noise of rejected drafts. If the means are equal, D is 0; the draft is then accepted, and the clamp
+    # only avoids NaN.
     e = shift / shift.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(shift.dtype).tiny)
     mirrored = p.mean + std * (z - 2 * (e * z).sum(-1, keepdim=True) * e)
     return Coupled(torch.where(accepted[:, None], draft, mirrored), accepted, torch.ones_like(accepted))
@@ -156,6 +154,10 @@ def couple_means(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> C
 
 def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals: Proposals | None = None) -> Coupled:
     """Turn samples of q into samples of p: :func:`couple_stds`, then :func:`couple_means`.
+
+    MAR's learned variances hardly differ between a draft and the target, so couple_stds rarely changes the draft. Then
+    couple_means keeps or mirrors the draft's noise. So an image with drafts and an image of the same seed without
+    drafts are similar to each other.
 
     The first of these cases that applies decides:
 

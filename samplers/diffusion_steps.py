@@ -11,19 +11,25 @@ estimate of the row without noise. The next state is a sample from a Gaussian:
 The first line, put into the second, gives the *fused* form mean = mean_x x + mean_per_prediction prediction. Only a
 head that learned its variances predicts logits.
 
-MAR's prediction is the noise in x (Li et al. 2024, arXiv 2406.11838, section 3.2), and its data is x0. MAR's
-x_coefficient and data_coefficient are the factors of the posterior mean (coef2 and coef1 in the published code). MAR's
-head also predicts logits. BitDance's prediction (arXiv 2602.14041) is the data, so data_x is 0 and data_per_prediction
-is 1. The variances of BitDance and NextStep (``nextstep/flow.py``) are fixed, so log_std_per_logit is 0. In MAR and
-BitDance, the state after the last step is the data itself. With some of NextStep's solvers, the last step adds noise
-like the other steps.
+The models differ in what the head predicts, in whether it learned its variances, and in the last step:
+
+========  ==============  =========  =====================================================  ==========================
+model     prediction      variances  source                                                 state after the last step
+========  ==============  =========  =====================================================  ==========================
+MAR       the noise in x  learned    Li et al. 2024 (arXiv 2406.11838), section 3.2; see    the data
+                                     ``mar/tables.py``
+BitDance  the data        fixed      arXiv 2602.14041, see ``blocks/diffusion.py``          the data
+NextStep  a velocity      fixed      arXiv 2508.10711, see ``nextstep/flow.py``             depends on the solver; with
+                                                                                            some, it contains noise
+========  ==============  =========  =====================================================  ==========================
 
 Three tuples hold these coefficients, each for one use. A method states its steps as :class:`DiffusionStep`.
 :func:`step_table` copies them to the device. From there, ``step_equations.py`` takes :class:`StepNumbers`, and
 :func:`.chain.advance` takes :class:`MeanNumbers`.
 
-Shapes: S steps; time embeddings of width w. All rows share the same steps, or each of N rows has its own steps. Only in
-the second case do the tensors have a dimension N. "1 ..." stands for dimensions of size 1.
+Shapes: S steps; time embeddings of width w. Usually, all rows of a batch share the same steps. In a batch that
+:func:`.chain.joined` made, each of N rows has its own steps. Only then do the tensors have a dimension N. "1 ..."
+stands for dimensions of size 1.
 """
 
 from __future__ import annotations
@@ -41,7 +47,9 @@ from ..networks.torch_state import to_device
 
 
 class DiffusionStep(NamedTuple):
-    """The coefficients of a step as a method states them, see the equations at the top of this file."""
+    """The coefficients of a step as a method states them, see the equations at the top of this file. In MAR,
+    x_coefficient and data_coefficient are coef2 and coef1 of the published code.
+    """
 
     data_x: float
     data_per_prediction: float
@@ -77,8 +85,8 @@ class StepNumbers(NamedTuple):
 
 
 class MeanNumbers(NamedTuple):
-    """The coefficients of one step that :func:`.chain.advance` reads, fp32 [] or [N, 1 ...] each. This function
-    computes the mean and the std of the next state from the prediction, and does not compute the data.
+    """The coefficients of one step that :func:`.chain.advance` reads: fp32 [] each, or [N, 1] if each row has its own
+    steps. This function computes the mean from the prediction with the fused form, so it does not compute the data.
     """
 
     mean_x: Tensor
@@ -91,9 +99,9 @@ class MeanNumbers(NamedTuple):
 class StepTable:
     """The coefficients of S steps, on the device. The step with the most noise is first."""
 
-    # fp32 [S, 8], one column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has its own steps.
+    # fp32 [S, 8], one column for each field of StepNumbers; [S, 8, N, 1] if each row has its own steps.
     numbers: Tensor
-    times: Tensor  # embeddings of the steps' times, [S, w], or [S, N, w] if each row has its own steps
+    times: Tensor  # embeddings of the steps' times, [S, w]; [S, N, w] if each row has its own steps
     learns_variance: bool  # whether the head predicts logits of the variance
     ends_with_noise: bool = False  # whether the last step adds noise; usually False
 
@@ -102,12 +110,12 @@ class StepTable:
 
     @cached_property
     def mean_numbers(self) -> list[MeanNumbers]:
-        """For each step, the coefficients that :func:`.chain.advance` takes."""
+        """For each step, the coefficients that :func:`.chain.advance` takes: the last four fields of StepNumbers."""
         *_, log_std_middle, log_std_per_logit, mean_x, mean_per_prediction = self.numbers.unbind(1)
         return list(map(MeanNumbers, mean_x, mean_per_prediction, log_std_middle, log_std_per_logit))
 
     def columns(self) -> StepNumbers:
-        """The coefficients of all steps, fp32 [S] or [S, N, 1 ...] each."""
+        """The coefficients of all steps, fp32 [S] each; [S, N, 1] if each row has its own steps."""
         return StepNumbers(*self.numbers.unbind(1))
 
     def some_steps(self, first: int, stop: int) -> StepTable:
@@ -121,13 +129,14 @@ class StepTable:
 
 
 def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
-    """The table of ``steps``. ``times``: embeddings of the steps' times, [S, w]."""
-    rows = []
+    """The table of ``steps``, which all rows of a batch share. ``times``: embeddings of the steps' times, [S, w]."""
+    numbers = []  # for each step, the fields of StepNumbers
     for step in steps:
         mean_x = step.data_coefficient * step.data_x + step.x_coefficient
         mean_per_prediction = step.data_coefficient * step.data_per_prediction
-        rows.append((*step, mean_x, mean_per_prediction))
+        numbers.append((*step, mean_x, mean_per_prediction))
 
+    # A head that learned its variances predicts logits, so its steps have coefficients for them.
     learns_variance = any(step.log_std_per_logit for step in steps)
     ends_with_noise = steps[-1].log_std_middle > -math.inf
-    return StepTable(to_device(torch.tensor(rows), times.device), times, learns_variance, ends_with_noise)
+    return StepTable(to_device(torch.tensor(numbers), times.device), times, learns_variance, ends_with_noise)

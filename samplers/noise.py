@@ -120,7 +120,8 @@ def noise_bytes(images: int, streams: Mapping[str, int], numbers_per_step: int) 
         streams: the number of diffusion steps of every stream, see :meth:`.Guarantees.streams`.
         numbers_per_step: number of random numbers that one image needs in one step.
     """
-    entries = sum(count + 2 for count in streams.values())  # the start, the steps, and one entry to spare
+    # In each stream: the start, the steps, and one entry as a margin, because the estimate shall not be too low.
+    entries = sum(count + 2 for count in streams.values())
     return 4 * images * entries * numbers_per_step
 
 
@@ -190,16 +191,16 @@ class CellNoise(NamedTuple):
     The class holds only tensors, so a function that is recorded as a CUDA graph can take the object as an argument.
     """
 
-    keys: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and token value 0
-    steps: Tensor  # int64 [V], the number that each token value adds to the image's counter
+    image_counters: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and token value 0
+    value_offsets: Tensor  # int64 [V], what each token value adds to the image's counter: value * GOLDEN
 
     def uniform(self, cells: Tensor) -> Tensor:
         """Uniform numbers, fp32 [B, n, V], above 0 and below 1. Their resolution is highest near 0.
 
         ``cells``: int64 [n], or [B, n] if the images have different cells.
         """
-        # The counter is key + (cell * 2^32 + value) * GOLDEN; int64 arithmetic wraps around.
-        bits = mix_(self.keys + (cells * _CELL_STRIDE)[..., None] + self.steps)
+        # The counter is image_counter + (cell * 2^32 + value) * GOLDEN; int64 arithmetic wraps around.
+        bits = mix_(self.image_counters + (cells * _CELL_STRIDE)[..., None] + self.value_offsets)
         upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
 
         # Without the clamp, numbers near 1 would round to 1, where the Gumbel noise is -inf.

@@ -4,9 +4,9 @@ samples does not change, except for two tiny errors: see :data:`_PROPOSALS`, and
 Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 4, "frozen" drafts. A row is a token, or
 a block of tokens in BitDance. A *window* consists of three parts:
 
-1. The sampler drafts the next L steps of each row from its state x_k, without a call of the head. All L drafts use the
+1. The sampler drafts the next W steps of each row from its state x_k, without a call of the head. All W drafts use the
    *data* (``diffusion_steps.py``) and the variance that the head last predicted for the row.
-2. The head computes its predictions for all L drafted states of all rows in one batch.
+2. The head computes its predictions for all W drafted states of all rows in one batch.
 3. The coupling (``coupling.py``) accepts or replaces the drafts. Each row continues after its first rejected step, or
    after its last drafted step if no step is rejected.
 
@@ -20,15 +20,15 @@ of a block together.
 
 ``step_equations.py`` has the equations of the steps, and the rules for a last step without noise.
 
-In an edit, the fixed tokens of a block follow a path of their own (:class:`.FixedTokens`). Their drafts follow the same
-path, so these tokens cannot cause a rejection.
-
 The host keeps an array with the number of steps that each row has done. Once per window, the host reads from the device
 which steps are accepted, and for which steps the coupling found a sample. If it found none for the step at which a row
 stops, the coupling tries batches of proposals. After each batch, the host reads whether a proposal is accepted.
 
-Shapes: N rows in the batch, and S diffusion steps. A window has R of the N rows, at most L steps of each row, and M
-steps in all.
+The file has :func:`take_steps`, which runs a whole diffusion for BitDance and NextStep; the parts of a window; and
+:class:`Speculation`, which computes the windows. MAR's samplers use this class directly.
+
+Shapes: N rows in the batch, and S diffusion steps. A window has G of the N rows (those that have steps left), at most W
+steps of each row, and M steps in all. A row of the diffusion has the shape [*, c], see ``chain.py``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def take_steps(
     Args:
         heads: makes the object that calls the head for the batch.
         batch: the rows.
-        length: number of steps of a window, the L of this file; 1 for no speculation.
+        length: number of steps of a window, the W of this file; 1 for no speculation.
         rng: random numbers that decide for each row which drafts are accepted; None without speculation.
     """
     if length == 1:
@@ -87,14 +87,14 @@ def take_steps(
 
 
 class DraftedSteps(NamedTuple):
-    """The next L steps of R rows, as drafts. L is the smaller of two numbers: the length of the window, and the largest
-    number of steps that a row has left. In a row that has fewer than L steps left, nothing reads the entries after its
+    """The next W steps of G rows, as drafts. W is the smaller of two numbers: the length of the window, and the largest
+    number of steps that a row has left. In a row that has fewer than W steps left, nothing reads the entries after its
     last step.
     """
 
-    states: Tensor  # state before each step, fp32 [R, L, *, c]
-    values: Tensor  # state after each step, fp32 [R, L, *, c]
-    q: Gaussian  # distributions of the values, fp32 [R, L, *, c]; for fixed variances, log stds [R, L, 1 ...]
+    states: Tensor  # state before each step, fp32 [G, W, *, c]
+    values: Tensor  # state after each step, fp32 [G, W, *, c]
+    q: Gaussian  # distributions of the values, fp32 [G, W, *, c]; for fixed variances, log stds [G, W, 1 ...]
 
 
 class Coupling(NamedTuple):
@@ -111,13 +111,13 @@ FIXED = Coupling(couple_fixed, uniforms=1)
 
 
 class _Window:
-    """The layout of a window, on the host: a table with a line for each of R rows, and L columns.
+    """The layout of a window, on the host: a table with a line for each of G rows, and W columns.
 
-    A line holds the next steps of its row. If the row has fewer than L steps left, the last entries of the line are
+    A line holds the next steps of its row. If the row has fewer than W steps left, the last entries of the line are
     empty. The other entries of the table are the M steps of the window. Line by line, they have the indices 0 to M - 1.
 
-    In this example, the diffusion has 10 steps, and L is 4. Rows 3, 4 and 7 of the batch have done 5, 8 and 7 steps, so
-    R is 3 and M is 9. The coupling accepts (+) or rejects (-) each of the 9 steps. :meth:`progress` computes the last
+    In this example, the diffusion has 10 steps, and W is 4. Rows 3, 4 and 7 of the batch have done 5, 8 and 7 steps, so
+    G is 3 and M is 9. The coupling accepts (+) or rejects (-) each of the 9 steps. :meth:`progress` computes the last
     three columns::
 
         row   done    steps      count    indices    coupling    accepted   taken   stop
@@ -126,15 +126,15 @@ class _Window:
          7     7      7 8 9        3      6 7 8      - + -           0        1       6
     """
 
-    count: np.ndarray  # number of steps in each line, int64 [R]
-    filled: np.ndarray  # which entries of the table are steps, bool [R, L]
+    count: np.ndarray  # number of steps in each line, int64 [G]
+    filled: np.ndarray  # which entries of the table are steps, bool [G, W]
     # For each of the M steps, int64 [M]:
     line: np.ndarray  # its line in the table
     column: np.ndarray  # its column in the table
     step: np.ndarray  # its index among the S steps of the diffusion
 
     def __init__(self, done: np.ndarray, length: int, step_count: int):
-        """``done``: number of steps that each row has done, int64 [R]. ``length``: L. ``step_count``: S."""
+        """``done``: number of steps that each row has done, int64 [G]. ``length``: W. ``step_count``: S."""
         self.count = np.minimum(step_count - done, length)
         self.filled = np.arange(length) < self.count[:, None]
         self.line, self.column = self.filled.nonzero()
@@ -152,7 +152,7 @@ class _Window:
 
 
 class _Progress(NamedTuple):
-    """How far the R rows of a window come, int64 [R] each, on the host. See the example of :class:`_Window`."""
+    """How far the G rows of a window come, int64 [G] each, on the host. See the example of :class:`_Window`."""
 
     accepted: np.ndarray  # how many steps of the row are accepted before the first rejected one
     taken: np.ndarray  # how many steps the row takes: the accepted steps, then the first rejected one if there is one
@@ -160,7 +160,9 @@ class _Progress(NamedTuple):
 
 
 class _CouplingInputs(NamedTuple):
-    """The arguments of the coupling for M steps. A state is flattened to one dimension of n numbers."""
+    """The arguments of the coupling for M steps. A state is flattened to one dimension of n numbers, which the coupling
+    accepts or rejects together.
+    """
 
     draft: Tensor  # drafted states after the steps, fp32 [M, n]
     q: Gaussian  # distributions from which the drafts were sampled
@@ -177,11 +179,14 @@ class Speculation:
     """The diffusion of N rows with speculation. Each row may be at a different step.
 
     :meth:`windows` takes all remaining steps of some rows. In each window, it calls :meth:`draft`, then :meth:`verify`.
-    :meth:`finish` can also take the steps one after another, without drafts.
+    :meth:`finish` can also take the steps one after another, without drafts (:meth:`advance`).
 
-    In all methods, ``host_rows`` holds the indices of R of the N rows, int64 [R] on the host. ``row`` and ``step`` are
+    In all methods, ``host_rows`` holds the indices of G of the N rows, int64 [G] on the host. ``row`` and ``step`` are
     int64 tensors on the device. They say where some states are in the diffusion: state i is a state of row ``row[i]``
     of the N rows, before step ``step[i]`` of the S steps.
+
+    In an edit, the fixed tokens of a block follow a path of their own (:class:`.FixedTokens`). Their drafts follow the
+    same path, so these tokens cannot cause a rejection.
     """
 
     done: np.ndarray  # number of steps that each row has done, int64 [N]
@@ -219,11 +224,12 @@ class Speculation:
 
         self._equations = StepEquations(batch)
         self._couple = net.compiled(coupling.function, "verification of speculation")
+        # The numbers that decide the acceptance, fp32 [N, S, coupling.uniforms]: consecutive numbers of one lane.
         uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, coupling.uniforms * self.step_count)
         self._uniforms = uniforms.view(-1, self.step_count, coupling.uniforms)
 
     def finish(self, host_rows: np.ndarray, length: int) -> Tensor:
-        """Take all remaining steps of the rows. Returns the samples, fp32 [R, *, c].
+        """Take all remaining steps of the rows. Returns the samples, fp32 [G, *, c].
 
         ``length``: number of steps of a window; 1 for no drafts, so each step calls the head.
         """
@@ -256,39 +262,40 @@ class Speculation:
         self.net.note_plain("drafts of speculation")
         length = min(length, self.step_count - int(self.done[host_rows].min()))
         row, done = self._on_device(host_rows, self.done[host_rows])
-        step = (done[:, None] + torch.arange(length, device=self.device)).clamp(max=self.step_count - 1)  # [R, L]
+        # In a row that has fewer steps left, the clamp repeats the last step; nothing reads these entries.
+        step = (done[:, None] + torch.arange(length, device=self.device)).clamp(max=self.step_count - 1)  # [G, W]
 
-        # 1. A draft is x_{k+1} = x_coefficient_k x_k + offset_k + std_k noise_k. Only x_k is not known before the loop.
+        # 1. A draft of step k is x_{k+1} = coefficient_k x_k + added_k, where added_k = offset_k + std_k noise_k. Only
+        # x_k is not known before the loop.
         numbers = self._equations.numbers_of(step)
+        coefficient = numbers.x_coefficient
         offset = numbers.data_coefficient * self.data[row][:, None]
         log_std = self._equations.log_std(step, None if self.logits is None else self.logits[row][:, None])
-        fixed = offset + log_std.exp() * self._equations.noise(step, row[:, None])
+        added = offset + log_std.exp() * self._equations.noise(step, row[:, None])
 
-        # 2. A loop computes the states one after another.
+        # 2. A loop computes the states one after another. Each k holds one step of every row, [G].
         states = []
         values = []
         x = self.x[row]
-        for k, x_coefficient_k, fixed_k in zip(
-            step.unbind(1), numbers.x_coefficient.unbind(1), fixed.unbind(1), strict=True
-        ):
+        for k, coefficient_k, added_k in zip(step.unbind(1), coefficient.unbind(1), added.unbind(1), strict=True):
             if self.batch.fixed_tokens is not None:
                 x = self.batch.fixed_tokens.follow_rows(x, row, k)
             states.append(x)
-            x = torch.addcmul(fixed_k, x_coefficient_k, x)
+            x = torch.addcmul(added_k, coefficient_k, x)
             values.append(x)
 
         before = torch.stack(states, 1)
-        return DraftedSteps(before, torch.stack(values, 1), Gaussian(offset + numbers.x_coefficient * before, log_std))
+        return DraftedSteps(before, torch.stack(values, 1), Gaussian(offset + coefficient * before, log_std))
 
     def verify(self, host_rows: np.ndarray, drafts: DraftedSteps) -> np.ndarray:
-        """Call the head for all drafted states of the rows. Advance each row past its accepted steps, and past its
-        first rejected step if there is one.
+        """Call the head for all drafted states of the rows. Move each row past its accepted steps, and past its first
+        rejected step if there is one.
 
         Args:
             drafts: the next steps of the rows.
 
         Returns:
-            The number of accepted steps of each row, int64 [R] on the host.
+            The number of accepted steps of each row, int64 [G] on the host.
         """
         # 1. Lay out the M steps of the window. In parts 1 to 3, every tensor has an entry for each of these steps.
         window = _Window(self.done[host_rows], drafts.states.shape[1], self.step_count)
@@ -303,15 +310,15 @@ class Speculation:
         draft = drafts.values[line, column].flatten(1)
         q = drafts.q.at(line, column).flat()
         inputs = _CouplingInputs(draft, q, p, self._uniforms[row, step])
-        value, progress = self._couple_window(window, row, step, inputs)
+        after, progress = self._couple_window(window, row, step, inputs)
 
-        # 4. Pick the step at which each row stops, so that every tensor has an entry for each of the R rows. The row
+        # 4. Pick the step at which each row stops, so that every tensor has an entry for each of the G rows. The row
         # continues with the state after this step, and its next drafts use the head's prediction at this step.
         (stop,) = self._on_device(progress.stop)
-        row, step, x, data = row[stop], step[stop], x[stop], data[stop]
-        sample = value[stop].view(x.shape)
-        self.x[row] = self._equations.next_state(step, x, data, sample)
-        self._remember(row, data, None if logits is None else logits[stop])
+        last_row, last_step, last_x, last_data = row[stop], step[stop], x[stop], data[stop]
+        sample = after[stop].view(last_x.shape)
+        self.x[last_row] = self._equations.next_state(last_step, last_x, last_data, sample)
+        self._remember(last_row, last_data, None if logits is None else logits[stop])
         self.done[host_rows] += progress.taken
         return progress.accepted
 
@@ -331,40 +338,48 @@ class Speculation:
         if self.report is not None:
             self.report.add(drafted_steps=int(is_verified.sum()), accepted_steps=int(progress.accepted.sum()))
 
+        after = coupled.value
         # The rows that stop at these steps have no sample: the coupling rejected the draft and found no replacement.
         missing = progress.stop[~is_sample[progress.stop]]
         if len(missing):
             (index,) = self._on_device(missing)
-            self._propose(index, row, step, inputs, coupled.value)
-        return coupled.value, progress
+            after = self._propose(index, row, step, inputs, after)
+        return after, progress
 
-    def _propose(self, index: Tensor, row: Tensor, step: Tensor, inputs: _CouplingInputs, value: Tensor) -> None:
+    def _propose(self, index: Tensor, row: Tensor, step: Tensor, inputs: _CouplingInputs, after: Tensor) -> Tensor:
         """Replace rejected drafts, by coupling their steps with proposals. Only steps with learned variances need
         proposals.
 
         Args:
             index: the steps whose drafts are rejected, as indices among the M steps of the window.
             row, step: for each of the M steps, int64 [M].
-            value: the states after the M steps, fp32 [M, n]. This method writes the new states to it.
+            after: the states after the M steps, fp32 [M, n].
+
+        Returns:
+            ``after`` itself, with the new states at ``index``. A copy would cost an operation more.
         """
+        left = index  # the steps that still have no sample
         for count in _PROPOSALS:
-            rng = self.rng.for_rows(row[index])
-            lane = 2 * step[index]
-            normals = rng.normal(lane + _LANE_OF_NORMALS, 0, count, value.shape[1])
+            rng = self.rng.for_rows(row[left])
+            lane = 2 * step[left]
+            normals = rng.normal(lane + _LANE_OF_NORMALS, 0, count, after.shape[1])
             proposals = Proposals(normals, rng.uniform(lane + _LANE_OF_UNIFORMS, 0, count))
 
             # This is not self._couple, which may be compiled: the number of steps differs from call to call.
-            coupled = couple(*inputs.at(index), proposals)
-            value[index] = coupled.value
+            coupled = couple(*inputs.at(left), proposals)
+            after[left] = coupled.value
 
-            index = index[~coupled.is_sample]  # the host waits for the device here
-            if not len(index):
+            left = left[~coupled.is_sample]  # the host waits for the device here
+            if not len(left):
                 break
+        return after
 
     # --- a step of each row
 
     def advance(self, host_rows: np.ndarray) -> None:
-        """Take one step of each row, with a call of the head and without a draft."""
+        """Take one step of each row, with a call of the head and without a draft. This is the step of
+        :func:`.chain.advance`, but the rows may be at different steps.
+        """
         row, step = self._on_device(host_rows, self.done[host_rows])
         x = self.x[row]
         if self.batch.fixed_tokens is not None:

@@ -1,16 +1,8 @@
-"""The equations of ``diffusion_steps.py`` for states at different steps, with the temperature in the stds.
+"""The equations of ``diffusion_steps.py`` for states at different steps.
 
-``speculation.py`` uses them. In contrast, :func:`.chain.advance` takes the same step with all rows.
-
-The last step of most diffusions adds no noise, so its result is the mean. Two rules hold for such a step:
-
-- :meth:`StepEquations.next_state` returns the mean, whatever state the caller sampled.
-- If the variances are fixed, :attr:`StepEquations.verified_steps` excludes the step: there is nothing to verify, and
-  the report does not count the step. The coupling computes this step with all others, and divides by its std of 0, but
-  nothing uses the results. If the variances are learned (MAR), the step is verified and counted, because in CSpD a
-  draft model may have drafted all steps of a token. The draft is accepted if it equals the mean.
-
-The batch may have no noise for such a step (:attr:`.DiffusionBatch.noise`).
+``speculation.py`` uses them. In contrast, :func:`.chain.advance` takes the same step with all rows. The other
+difference is the temperature: :func:`.chain.run_chain` multiplies the noise by it. Speculation compares the stds
+themselves, so here the temperature is a part of each log std.
 """
 
 from __future__ import annotations
@@ -25,7 +17,18 @@ from .diffusion_steps import StepNumbers
 
 
 class StepEquations:
-    """The equations of the S steps of a batch.
+    """The equations of the S steps of a batch. All rows must share the same steps.
+
+    The last step of most diffusions adds no noise, so its result is the mean. There are three cases::
+
+        last step                       verified, counted   next_state   coupling
+        adds noise                      yes                 the sample   as in every other step
+        no noise, learned variances     yes                 the mean     accepts only a draft that equals the mean
+        no noise, fixed variances       no                  the mean     divides by the std 0, nothing uses the result
+
+    In the second case, the step is verified because in CSpD a draft model may have drafted all steps of a token. In the
+    third case, there is nothing to verify. The coupling computes such a step only because it computes all steps of a
+    window at once.
 
     In all methods, ``step`` is int64 [...]; states, data, predictions and logits are fp32 [..., *, c]. For the letters
     in shapes see ``chain.py``.
@@ -36,6 +39,7 @@ class StepEquations:
 
     def __init__(self, batch: DiffusionBatch):
         table = batch.table
+        assert table.numbers.ndim == 2, "all rows share the same steps"
         self.step_count = len(table)
         verifies_last_step = table.learns_variance or table.ends_with_noise
         self.verified_steps = self.step_count if verifies_last_step else self.step_count - 1
@@ -43,6 +47,7 @@ class StepEquations:
         self._noise = batch.noise
         self._state_dimensions = batch.x.ndim - 1  # number of dimensions in [*, c]
 
+        # log(temperature std) = log temperature + log std. With temperature 0, every step is without noise.
         log_temperature = math.log(batch.temperature) if batch.temperature > 0 else -math.inf
         columns = table.columns()
         columns = columns._replace(log_std_middle=columns.log_std_middle + log_temperature)
@@ -50,12 +55,15 @@ class StepEquations:
 
     def numbers_of(self, step: Tensor) -> StepNumbers:
         """The coefficients of the steps, fp32 [..., 1 ...] each. They broadcast to the shape of the states."""
-        numbers = self._table[step]
+        numbers = self._table[step]  # [..., 8]
+        # One view with the added dimensions, [..., 8, 1 ...], costs the host less than a view of each coefficient. The
+        # dimension of size 8 comes after those of ``step``.
         numbers = numbers.view(*numbers.shape, *(1,) * self._state_dimensions)
         return StepNumbers(*numbers.unbind(step.ndim))
 
     def noise(self, step: Tensor, row: Tensor) -> Tensor:
-        """The noise of rows at steps, see :attr:`.DiffusionBatch.noise`. ``row``: int64, broadcasts to ``step``."""
+        """The noise of rows at steps, fp32 [..., *, c]. ``row``: int64, broadcasts to ``step``."""
+        # The last step may have no entry of its own, see DiffusionBatch.noise.
         return self._noise[step.clamp(max=len(self._noise) - 1), row]
 
     def data(self, step: Tensor, x: Tensor, prediction: Tensor) -> Tensor:

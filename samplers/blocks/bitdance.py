@@ -2,13 +2,17 @@
 
 Source: "BitDance" (arXiv 2602.14041) and its published code.
 
-Shapes: B images, L tokens of C bits each, K tokens in a block, S diffusion steps, transformer width D. The transformer
-runs on R batch rows. Without guidance, R is B, one row for each image. With guidance, R is 2 B: the last B rows are the
-null branch, which reads the null condition. The diffusion samples N of these R rows. N is R in blocks where the null
-branch samples its own tokens (:meth:`BlockCanvas.samples_null`). In all other blocks, N is B.
+Shapes: B images, L tokens of c bits each, K tokens in a block, transformer width C. The transformer runs on R batch
+rows. Without guidance, R is B, one row for each image. With guidance, R is 2 B: the last B rows are the null branch,
+which reads the null condition. In each block, the diffusion samples N of these R rows, the first ones:
 
-A *cell* is a square of the image's grid and holds one token. The order in which BitDance generates the tokens is the
-*token order*.
+- N is R in blocks where the null branch samples its own tokens (:meth:`BlockCanvas.samples_null`);
+- N is B in all other blocks.
+
+The diffusion of a block has S diffusion steps, and then a last step, which replaces the state by the head's prediction.
+Each of the S + 1 steps needs the head's output for its state.
+
+The order in which BitDance generates the tokens is the *token order*. A *cell* is a square of the image's grid.
 """
 
 from __future__ import annotations
@@ -74,37 +78,37 @@ def bitdance(
     look = BlockLook(canvas, inputs)
     diffusion = BlockDiffusion(canvas)
 
-    canvas.total = sum(diffusion.calls_of[block] for block in canvas.sampled_blocks)
-    done = 0
+    canvas.total = sum(diffusion.steps_of[block] for block in canvas.sampled_blocks)
+    done = 0  # steps in the earlier blocks
     for block in canvas.sampled_blocks:
         # 1. The transformer computes the conditions for the block from the blocks before it.
         with canvas.clock.phase("transformer"):
             z = look(block)
 
         # 2. The diffusion of the block, in many calls of the head.
-        for calls, state in canvas.clock.timed("head", diffusion.denoise(block, z)):
-            # 3. The last call decides the block: the state is now the head's prediction, and the signs of the state are
+        for steps_done, state in canvas.clock.timed("head", diffusion.denoise(block, z)):
+            # 3. The last step decides the block: the state is now the head's prediction, and the signs of the state are
             # the tokens. The transformer reads these tokens before the next block.
-            if calls == diffusion.calls_of[block]:
+            if steps_done == diffusion.steps_of[block]:
                 canvas.watch(torch.linalg.vector_norm(state, torch.inf))
                 canvas.decide_block(block, torch.where(state >= 0, 1.0, -1.0))
-            yield from canvas.yield_step(done + calls)
-        done += diffusion.calls_of[block]
+            yield from canvas.yield_step(done + steps_done)
+        done += diffusion.steps_of[block]
     return canvas.finish()
 
 
 class BlockLook:
     """The transformer with its KV cache. ``look(block)`` returns the conditions for the tokens of a block, fp32
-    [R, K, D]. The transformer computes them from all blocks before this block.
+    [R, K, C]. The transformer computes them from all blocks before this block.
     """
 
     def __init__(self, canvas: BlockCanvas, inputs: Inputs):
         self.canvas = canvas
         self.inputs = inputs
         self.net = canvas.model.net
-        self.position_embeddings = self.net.places(canvas.grid)  # position embeddings, fp32 [L, D]
+        self.position_embeddings = self.net.places(canvas.grid)  # position embeddings, fp32 [L, C]
         self.cache: Any = None  # the network's KV cache; None before the first pass
-        self.hidden: Tensor | None = None  # the network's output for the newest block in the cache, [R, K, D]
+        self.hidden: Tensor | None = None  # the network's output for the newest block in the cache, [R, K, C]
         self.fed = 0  # number of image tokens in the cache
 
     def __call__(self, block: int) -> Tensor:
@@ -116,6 +120,7 @@ class BlockLook:
         if self.hidden is None:
             prefix, lengths, first = self.inputs
             self.hidden, self.cache = self.net.begin(prefix, lengths, first, self.canvas.grid)
+            # One pass reads the condition, and the other one reads the embeddings.
             report.add(transformer_passes=2, cache_bytes=self.cache.bytes)
             report.add(transformer_tokens=prefix.shape[0] * (prefix.shape[1] + first.shape[1]))
 
@@ -136,8 +141,8 @@ class BlockDiffusion:
     """Samples blocks by diffusion.
 
     Attributes:
-        calls_of: for each block, the number of calls of the head without speculation: one more than the block's
-            diffusion steps.
+        steps_of: for each block, S + 1: its diffusion steps and the last step. Without speculation, each of these steps
+            is one call of the head.
     """
 
     def __init__(self, canvas: BlockCanvas):
@@ -146,14 +151,14 @@ class BlockDiffusion:
         self.canvas = canvas
         self.heads = HeadFactory(net, net.denoiser, canvas.report, MODULATION_BUDGET)
         self.dtype = net.denoiser.cond_embed.weight.dtype
-        first = settings.diffusion_steps
-        self.counts = annealed_steps(first, settings.diffusion_steps_end, canvas.blocks)
-        self.calls_of = [count + 1 for count in self.counts]
+        # S of each block.
+        self.counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, canvas.blocks)
+        self.steps_of = [count + 1 for count in self.counts]
         self.noise = noise_in_order(canvas)
         # Keys of the random numbers that verify drafts, int64 [2 B, blocks]; None without speculation.
         self.keys = verification_keys(canvas) if settings.speculation_window > 1 else None
 
-        # By number of diffusion steps S: the table, and the times t of the S + 1 calls of the head, fp32 [S + 1].
+        # By number of diffusion steps S: the table of the S + 1 steps, and their times t, fp32 [S + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
         for count in set(self.counts):
             calls = head_calls(count, canvas.model.time_shift)
@@ -161,12 +166,13 @@ class BlockDiffusion:
             self.tables[count] = step_table(calls.steps, net.denoiser.times(times)), times
 
     def denoise(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Denoise a block from its ``conditions``, fp32 [R, K, D]. After every call of the head (with speculation,
-        after every window), yields two values. The first is the number of steps that every row has taken. A block takes
-        S + 1 steps: the S diffusion steps, and a last step, whose result is the head's prediction of the tokens. The
-        second value is the states, fp32 [N, K, C]. Without speculation, each call takes one step of all rows.
+        """Denoise a block from its ``conditions``, fp32 [R, K, C]. After every call of the head (with speculation,
+        after every window), yields two values: how many of the ``steps_of[block]`` steps every row has done, and the
+        states, fp32 [N, K, c]. With speculation, the rows may have done different numbers of steps; the slowest row
+        counts.
         """
         batch = self._batch(block, conditions)
+        # The first N keys: the keys of the images and, if N is R, of their null branches.
         rng = None if self.keys is None else CounterRNG(self.keys[: len(batch.x), block])
         yield from take_steps(self.heads, batch, self.canvas.settings.speculation_window, rng)
 
@@ -174,7 +180,10 @@ class BlockDiffusion:
         """The batch with the N rows of a block, before the diffusion of the block."""
         canvas = self.canvas
         at = canvas.span(block)
-        rows = canvas.sampled_rows(block)
+        rows = canvas.sampled_rows(block)  # N
+        # R = P N. If the null branch samples its own tokens, its rows are rows of the batch: then N = R and P = 1, so
+        # guidance mixes nothing. Otherwise N = B, and with guidance P = 2: the null branch is branch 1.
+        branches = len(conditions) // rows
         noise = StreamNoise(self.noise.start[:, at], self.noise.steps[:, :, at])
         if canvas.samples_null(block):
             noise = with_null_noise(canvas, noise)
@@ -185,7 +194,7 @@ class BlockDiffusion:
         if sampled is not None:
             fixed_tokens = FixedTokens(times, noise.start, canvas.branch_tokens[:rows, at].clone(), sampled)
         return DiffusionBatch(
-            z=conditions.unflatten(0, (-1, rows)).to(self.dtype),
+            z=conditions.unflatten(0, (branches, rows)).to(self.dtype),
             cfg=torch.full((rows, 1, 1), canvas.cfg(block), device=canvas.device),
             x=noise.start,
             noise=noise_for_steps(noise.steps, self.counts[block]),
@@ -205,7 +214,7 @@ def noise_in_order(canvas: BlockCanvas) -> StreamNoise:
 
 
 def with_null_noise(canvas: BlockCanvas, noise: StreamNoise) -> StreamNoise:
-    """Append the null branch's noise to the noise of a block: start [2 B, K, C] and steps [S, 2 B, K, C]."""
+    """Append the null branch's noise to the noise of a block: start [2 B, K, c] and steps [S, 2 B, K, c]."""
     channels = canvas.model.net.channels
     null = stream_noise(canvas.noise, "null", len(noise.steps), canvas.block_size, channels, canvas.device)
     return StreamNoise(torch.cat([noise.start, null.start]), torch.cat([noise.steps, null.steps], 1))

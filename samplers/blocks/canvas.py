@@ -1,6 +1,6 @@
 """BitDance's canvas, which holds the tokens so far, and what the transformer reads before the first block.
 
-``bitdance.py`` explains the shapes (B, L, C, K, N, R, D), the null branch and the token order. ``checks.py`` checks a
+``bitdance.py`` explains the shapes (B, L, c, K, C, R, N), the null branch and the token order. ``checks.py`` checks a
 run's inputs.
 """
 
@@ -26,9 +26,9 @@ from .settings import BlockSettings
 class Inputs(NamedTuple):
     """What the transformer reads before the first block is sampled."""
 
-    prefix: Tensor  # embeddings of the condition, [R, n, D]
+    prefix: Tensor  # embeddings of the condition, [R, n, C]
     lengths: Tensor | None  # number of valid embeddings in each prefix, int64 [R]; None if all n are valid
-    first: Tensor  # embeddings after the prefix, [R, K, D]; the input before block 0, in place of a block
+    first: Tensor  # embeddings after the prefix, [R, K, C]; the input before block 0, in place of a block
 
 
 @dataclass(eq=False)
@@ -37,8 +37,8 @@ class BlockCanvas(Canvas):
 
     The canvas has two stores of tokens, and :meth:`decide_block` writes both. ``values`` has the tokens that the images
     show, cell by cell. ``branch_tokens`` has the tokens that the transformer reads, in token order and in each branch
-    of guidance. For example, an image has the cells 0 to 3, and the token order is 0, 2, 1, 3. In block 0 (K is 2), the
-    null branch has sampled its own tokens, w and x::
+    of guidance. For example, an image has the cells 0 to 3, a block has two tokens, and the token order is 0, 2, 1, 3.
+    In block 0, the null branch has sampled its own tokens, w and x::
 
         values           a c b d    tokens of the cells 0, 1, 2, 3
         branch_tokens    a b c d    conditional branch: tokens of the cells 0, 2, 1, 3
@@ -51,24 +51,24 @@ class BlockCanvas(Canvas):
     model: BlockModel
     noise: PairedNoise
     order: Tensor = field(kw_only=True)  # int64 [L] on the device: the cell of each token, in token order
-    branch_tokens: Tensor = field(kw_only=True)  # the tokens that the transformer reads, fp32 [R, L, C]
+    branch_tokens: Tensor = field(kw_only=True)  # the tokens that the transformer reads, fp32 [R, L, c]
     block_size: int = field(init=False)  # K
-    guided: bool = field(init=False)
+    guided: bool = field(init=False)  # whether there is a null branch, so R = 2 B
     sampled_blocks: list[int] = field(init=False)  # indices of the blocks to sample, in whole or in part
     sampled_in_all: list[bool] = field(init=False)  # for each block, whether all its tokens are sampled in all images
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.block_size = self.model.net.block
-        self.guided = len(self.branch_tokens) > self.images
+        self.guided = self.settings.uses_guidance
 
         # In an edit, all tokens of a block may be fixed, or some of them. The host copies the mask to the CPU here,
         # once, so the host need not wait for the device in later blocks.
-        regenerated = torch.ones(1, len(self.order), dtype=torch.bool)
+        sampled = torch.ones(1, len(self.order), dtype=torch.bool)  # without an edit, the same for all images
         if self.regenerated is not None:
-            regenerated = self.regenerated[:, self.order].cpu()
+            sampled = self.regenerated[:, self.order].cpu()
 
-        by_block = regenerated.unflatten(1, (-1, self.block_size))  # [B, blocks, K]
+        by_block = sampled.unflatten(1, (-1, self.block_size))  # [1 or B, blocks, K]
         self.sampled_blocks = by_block.any(2).any(0).nonzero().flatten().tolist()
         self.sampled_in_all = by_block.all(2).all(0).tolist()
 
@@ -108,15 +108,17 @@ class BlockCanvas(Canvas):
         if self.regenerated is None or self.sampled_in_all[block]:
             return None
         mask = self.regenerated[:, self.order[self.span(block)], None]
+        # If the null branch samples its own tokens, N is 2 B: the edit fixes the same tokens in both branches.
         return mask.repeat(self.sampled_rows(block) // self.images, 1, 1)
 
     def decide_block(self, block: int, tokens: Tensor) -> None:
-        """Decide a block: store its sampled tokens, [N, K, C]. Fixed tokens stay unchanged."""
+        """Decide a block: store its sampled tokens, [N, K, c]. Fixed tokens stay unchanged."""
         at = self.span(block)
         sampled = self.sampled_mask(block)
         if sampled is not None:
             tokens = torch.where(sampled, tokens, self.branch_tokens[: len(tokens), at])
 
+        # R = P N, see BlockDiffusion._batch: if N is B, all P branches read the same tokens.
         branches = len(self.branch_tokens) // len(tokens)
         self.branch_tokens[:, at] = tokens.repeat(branches, 1, 1)
         self.decide(self.order[at], tokens[: self.images], block)

@@ -21,7 +21,7 @@ LARGE_HEAD = 1_000_000_000
 
 
 def start_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: torch.device) -> Tensor:
-    """The tokens of the image that an edit starts from, -1 or 1, fp32 [1 or B, L, C], in raster order.
+    """The tokens of the image that an edit starts from, -1 or 1, fp32 [1 or B, L, c], in raster order.
 
     Raises:
         UserError: the latents have a wrong number of channels, or their size is not the size of the image to generate.

@@ -17,10 +17,12 @@ from ...errors import UserError
 
 
 def masked_after(tokens: int, steps: int) -> list[int]:
-    """Number of masked (undecided) tokens after each AR step s = 0 .. S - 1, for L tokens: floor(L cos(pi/2 (s+1)/S)).
+    """Number of masked (undecided) tokens after each AR step s = 0 .. steps - 1:
+    floor(tokens cos(pi/2 (s + 1) / steps)).
 
-    Every step decides at least one token, and the last step decides all tokens that are left, so the last number is 0.
-    In the published code, the last step does the same, but the last number is 1.
+    Every step decides at least one token: where the formula would leave as many tokens as before, one less is left. The
+    last step decides all tokens that are left, so the last number is 0. In the published code, the last step does the
+    same, but the last number is 1.
 
     Raises:
         UserError: ``steps`` is below 1 or above ``tokens``.
@@ -33,7 +35,9 @@ def masked_after(tokens: int, steps: int) -> list[int]:
     for s in range(steps - 1):
         ratio = np.cos(math.pi / 2 * (s + 1) / steps)
         # The published code computes in fp32, so the product is rounded to fp32 before the floor.
-        left = max(1, min(left - 1, int(np.floor(np.float32(tokens * ratio)))))
+        # Enough tokens are left for the later steps: the cosine is concave and lies above its chord, so the product is
+        # above tokens (1 - (s + 1) / steps). This is at least steps - s - 1, because steps <= tokens.
+        left = min(left - 1, int(np.floor(np.float32(tokens * ratio))))
         out.append(left)
     return [*out, 0]
 

@@ -5,12 +5,9 @@ The head is trained on 1000 timesteps with a cosine schedule: each timestep t ad
 
 Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2).
 
-Reason for ``t_max``, the setting for the first timestep: without this setting, every respacing to two or more steps
-starts at t = 999. There, abar (the product of 1 - beta over all timesteps up to t) is only 2.4e-9. The first step
-multiplies the head's error by 1 / sqrt(alpha), where alpha is abar at t = 999 divided by abar at the next lower
-timestep of the respacing. This factor is 316 with 100 steps and 3493 with 10 steps. If the first timestep is 950, the
-factor with 10 steps is only 2.3. Small models and runs with few steps need such a small factor. The first timestep of
-the official models is 999.
+Reading order: :func:`cosine_betas`, the schedule of the training; :func:`respaced_timesteps`; :func:`constants`, the
+published code's constants of a respacing; and :func:`respacing`, which turns them into steps. *abar* at a timestep is
+the product of 1 - beta over all timesteps up to it. Shapes: S steps of a respacing.
 """
 
 from __future__ import annotations
@@ -42,6 +39,12 @@ def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
 def respaced_timesteps(count: int, t_max: int = TRAINING_STEPS - 1) -> list[int]:
     """The timesteps of a respacing to ``count`` steps (1 to 1000), ascending. One timestep ``t_max`` replaces all
     timesteps above it, so the result may have fewer than ``count`` timesteps. If ``count`` is 1, the timestep is 0.
+
+    Reason for ``t_max``: without it, every respacing to two or more steps starts at t = 999. There, abar is only
+    2.4e-9. The first step multiplies the head's error by 1 / sqrt(alpha), where alpha is abar at t = 999 divided by
+    abar at the next lower timestep of the respacing. This factor is 316 with 100 steps and 3493 with 10 steps. If the
+    first timestep is 950, the factor with 10 steps is only 2.3. Small models and runs with few steps need such a small
+    factor. The first timestep of the official models is 999.
     """
     stride = (TRAINING_STEPS - 1) / (count - 1) if count > 1 else 1.0
 

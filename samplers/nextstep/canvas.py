@@ -1,7 +1,7 @@
 """NextStep's canvas, which holds the tokens so far, and functions that check and prepare a run's inputs.
 
-A *cell* is a square of the image's grid and holds one token. Cells are numbered in raster order, from 0. For the
-letters in shapes see ``nextstep.py``.
+A *cell* is a square of the image's grid and holds one token. Cells are numbered in raster order, from 0. A *source* is
+an image that a prompt says how to change. For the letters in shapes see ``nextstep.py``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Branches(NamedTuple):
 
 @dataclass(eq=False)
 class NextStepCanvas(Canvas):
-    """The tokens of B images, fp32 [B, L, T]; 0 where undecided. All branches of guidance read the same tokens."""
+    """The tokens of B images, fp32 [B, L, c]; 0 where undecided. All branches of guidance read the same tokens."""
 
     model: NextStepModel
     noise: PairedNoise
@@ -65,12 +65,12 @@ class NextStepCanvas(Canvas):
 
     def _scales(self, cell: int) -> list[float]:
         """Guidance scales of a cell: for the whole condition and, if P = 3, also for the image to change."""
-        s = self.settings
-        base_scales = [s.cfg] if self.branches.number < 3 else [s.cfg, s.cfg_img]
-        return [scale_at(scale, s.cfg_schedule, cell, self.cells) for scale in base_scales]
+        settings = self.settings
+        base_scales = [settings.cfg] if self.branches.number < 3 else [settings.cfg, settings.cfg_img]
+        return [scale_at(scale, settings.cfg_schedule, cell, self.cells) for scale in base_scales]
 
     def with_fixed_tokens(self, cell: int, values: Tensor) -> Tensor:
-        """The sampled ``values`` of a cell, [B, 1, T]. In images where the edit fixes the cell, the fixed value
+        """The sampled ``values`` of a cell, [B, 1, c]. In images where the edit fixes the cell, the fixed value
         replaces the sampled value.
         """
         if self.regenerated is None or self.sampled_in_all[cell]:
@@ -105,6 +105,7 @@ def nextstep_canvas(
         UserError: see :func:`.nextstep.nextstep`. This function does not check the number of diffusion steps.
     """
     device = model.device
+    images = len(condition)
     expect_readable(condition, model)
     report = start_report("nextstep", model, condition, settings, noise)
     expect_device(model, device)
@@ -117,11 +118,11 @@ def nextstep_canvas(
     if isinstance(condition, ImagePromptCondition) and model.edits is None:
         report.remark(f"{model.name} is not known to have been trained to edit; the model may ignore the image")
 
-    values = torch.zeros(len(condition), grid[0] * grid[1], model.net.channels, device=device)
+    values = torch.zeros(images, grid[0] * grid[1], model.net.channels, device=device)
     regenerated = None
     if edit is not None:
         start = start_tokens(model, edit, grid, device)
-        values, regenerated = start_edit(edit, start, grid, len(condition), report)
+        values, regenerated = start_edit(edit, start, grid, images, report)
 
     return NextStepCanvas(
         model, settings, noise, grid, values, report, regenerated=regenerated, branches=branches, clock=clock
@@ -176,53 +177,53 @@ def branches_for_texts(
         sources: the source of each text, or None for a text without a source.
     """
 
-    def row(ids: Sequence[int], source: ReadSource | None) -> list[int]:
+    def ids_of_row(ids: Sequence[int], source: ReadSource | None) -> list[int]:
         return model.row(ids, grid, None if source is None else source.grid)
 
-    ids = [row(model.prompt(text), source) for text, source in zip(texts, sources, strict=True)]
-    images = list(sources)
-    count = 1
+    ids_of_rows = [ids_of_row(model.prompt(text), source) for text, source in zip(texts, sources, strict=True)]
+    sources_of_rows = list(sources)
+    branches = 1
     if settings.uses_guidance:
         negative_ids = model.instruction(negative)
         if settings.cfg_img != 1 and None not in sources:
-            ids += [row(negative_ids, source) for source in sources]
-            images += sources
-            count += 1
-        ids += [row(negative_ids, None)] * len(texts)
-        images += [None] * len(texts)
-        count += 1
-    return Branches(count, Rows(ids, images))
+            ids_of_rows += [ids_of_row(negative_ids, source) for source in sources]
+            sources_of_rows += sources
+            branches += 1
+        ids_of_rows += [ids_of_row(negative_ids, None)] * len(texts)
+        sources_of_rows += [None] * len(texts)
+        branches += 1
+    return Branches(branches, Rows(ids_of_rows, sources_of_rows))
 
 
 def start_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device: torch.device) -> Tensor:
-    """The tokens of the image that an edit starts from, fp32 [1 or B, L, T].
+    """The tokens of the image that an edit starts from, fp32 [1 or B, L, c].
 
     Raises:
         UserError: the latents do not fit the model or the size of the image to generate.
     """
     start = edit.start
-    c = model.net.config
-    if start.ndim != 4 or start.shape[1] != c.channels:
+    config = model.net.config
+    if start.ndim != 4 or start.shape[1] != config.channels:
         raise UserError(
-            f"latent_image: it has the shape {list(start.shape)}, but {model.name} generates latents of {c.channels} "
-            "channels; encode an image with VAE Encode and the vae of the model's loader."
+            f"latent_image: it has the shape {list(start.shape)}, but {model.name} generates latents of "
+            f"{config.channels} channels; encode an image with VAE Encode and the vae of the model's loader."
         )
 
     height, width = grid
-    if tuple(start.shape[2:]) != (height * c.patch, width * c.patch):
-        pixels = model.stride // c.patch
+    if tuple(start.shape[2:]) != (height * config.patch, width * config.patch):
+        pixels = model.stride // config.patch
         own_height, own_width = (side * pixels for side in start.shape[2:])
         raise UserError(
             f"latent_image: this image has {own_width} x {own_height} pixels, but the image to generate has "
             f"{width * model.stride} x {height * model.stride}; set width to {own_width} and height to {own_height}, "
             f"or encode an image of {width * model.stride} x {height * model.stride} with VAE Encode."
         )
-    return to_tokens(start.to(device, torch.float32), c.patch)
+    return to_tokens(start.to(device, torch.float32), config.patch)
 
 
 def expect_edit(model: NextStepModel, edit: Edit, settings: NextStepSettings, images: int) -> None:
-    """Raise a UserError if an edit does not fit the model, the settings or the number of images. The check needs no
-    weights.
+    """Raise a UserError if an edit does not fit the model, the settings or the number of images to generate, which is
+    ``images``. The check needs no weights.
     """
     grid = model.grid(settings.height, settings.width)
     device = edit.start.device

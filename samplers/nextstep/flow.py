@@ -7,14 +7,14 @@ The solvers em, em0, sde and ode take this step from t to u:
 
     x_u = x_t + v dt + (g^2 / 2) s dt + g sqrt(dt) n
 
-The solver cps takes a different step, see :func:`_cps`. Every solver calls the head N times for a token, once before
-each of the N steps:
+The solver cps takes a different step, see :func:`_cps`. Every solver calls the head S times for a token, once before
+each of the S steps:
 
 =======  ================================  ==================================================================
-name     g^2                               times t (before the shift) of the N calls, and the last step
+name     g^2                               times t (before the shift) of the S calls, and the last step
 =======  ================================  ==================================================================
 em       2 (1 - t)                         evenly from 0 to 0.96; the last step is x_t + 0.04 v, without noise
-em0      2 (1 - t)                         0, 1 / N, ... 1 - 1 / N; the last step ends at 1 and adds noise
+em0      2 (1 - t)                         0, 1 / S, ... 1 - 1 / S; the last step ends at 1 and adds noise
 sde      0.64 (1 - t) / t                  as em0; at t = 0, g^2 is 0.64 / (1 - shifted time of the last call)
 ode      0                                 as em0, but no step adds noise
 cps      none                              as em0, but the result of the last step is x_1
@@ -52,6 +52,7 @@ def flow(solver: str, count: int, shift: float = 1.0) -> HeadCalls:
     """The flow of a solver, one of :data:`SOLVERS`: ``count`` calls of the head at the shifted times, and the steps.
 
     A ``shift`` k moves each time t to t / (k - (k - 1) t). If k is above 1, more steps are near the noise.
+    ``blocks/diffusion.py`` has the same function in another form. The two forms differ in the last digit.
     """
     if solver == EM:
         unshifted = [EM_LAST_TIME * i / max(1, count - 1) for i in range(count)]
@@ -84,8 +85,8 @@ def _squared_noise(solver: str, t: float, last: float) -> float:
 def _euler_maruyama(t: float, u: float, g2: float) -> DiffusionStep:
     """The step of em, em0, sde or ode from t to u. ``g2``: g^2 at t."""
     dt = u - t
-    drift = g2 * dt / (2 * (1 - t))  # the term of the score, (g^2 / 2) s dt, is drift (t v - x_t)
-    return _step(t, x_factor=1 - drift, velocity_factor=dt + drift * t, std=math.sqrt(g2 * dt))
+    weight = g2 * dt / (2 * (1 - t))  # the term of the score, (g^2 / 2) s dt, is weight (t v - x_t)
+    return _step(t, x_factor=1 - weight, velocity_factor=dt + weight * t, std=math.sqrt(g2 * dt))
 
 
 def _cps(t: float, u: float) -> DiffusionStep:

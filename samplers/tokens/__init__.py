@@ -14,4 +14,15 @@ The files in reading order:
 - ``decode.py``: runs any schedule that is known before the first pass;
 - ``llamagen.py``, ``zipar.py``, ``par.py``, ``tar.py`` (Tar's first stage): the samplers with such a schedule;
 - ``mulosd/``: a model for small images makes a draft, and a model for larger images verifies and corrects it.
+
+The files use these words, besides those of ``samplers/__init__.py``. ``schedule.py`` and ``cache_slots.py`` have
+examples:
+
+=======  =============================================================================================================
+place    the index of a token in the order in which a model reads tokens
+slot     an entry of the KV cache; it holds the keys and values of one place
+fed row  one token that a pass feeds to the transformer
+window   in Jacobi decoding, the passes that one call computes together; in ZipAR, the number of cells of a grid row
+         that must be decided before the next grid row starts
+=======  =============================================================================================================
 """
