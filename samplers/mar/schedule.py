@@ -35,8 +35,8 @@ def masked_after(tokens: int, steps: int) -> list[int]:
     for s in range(steps - 1):
         ratio = np.cos(math.pi / 2 * (s + 1) / steps)
         # The published code computes in fp32, so the product is rounded to fp32 before the floor.
-        # Enough tokens are left for the later steps: the cosine is concave and lies above its chord, so the product is
-        # above tokens (1 - (s + 1) / steps). This is at least steps - s - 1, because steps <= tokens.
+        # At least steps - s - 1 tokens are left, one for each later step: the cosine is concave and lies above its
+        # chord, so the product is above tokens (1 - (s + 1) / steps), and steps <= tokens.
         left = min(left - 1, int(np.floor(np.float32(tokens * ratio))))
         out.append(left)
     return [*out, 0]

@@ -29,8 +29,8 @@ MAX_BETA = 0.999
 
 
 def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
-    """The betas of the cosine schedule, float64 [1000], each at most ``max_beta``. In this schedule, abar(t) =
-    cos^2(pi/2 (t + 0.008) / 1.008) for t from 0 to 1, in 1000 steps.
+    """The betas of the cosine schedule, float64 [1000], each at most ``max_beta``. In this schedule, abar after i of
+    the 1000 timesteps is proportional to cos^2(pi/2 (i / 1000 + 0.008) / 1.008).
     """
     abar = [math.cos((i / TRAINING_STEPS + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(TRAINING_STEPS + 1)]
     return torch.tensor([min(1 - abar[i + 1] / abar[i], max_beta) for i in range(TRAINING_STEPS)], dtype=torch.float64)
