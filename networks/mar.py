@@ -532,6 +532,9 @@ class Conditioning:
     Here it does not change the output.
     """
 
+    # Whether the encoder reads the condition. If so, the branches of guidance differ in the encoder.
+    read_by_encoder: ClassVar[bool] = False
+
     def __len__(self) -> int:
         """Number of images B."""
         raise NotImplementedError
@@ -588,6 +591,8 @@ class Conditioning:
 
 class ClassConditioning(Conditioning):
     """Class labels int64 [B]. The branches of guidance differ in the encoder; its output is the decoder's input."""
+
+    read_by_encoder: ClassVar[bool] = True
 
     def __init__(self, net: MAR, labels: Tensor):
         self.mar = net

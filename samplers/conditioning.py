@@ -17,7 +17,7 @@ from ..errors import OfFastAR, UserError, amount, printable
 from ..networks.hybrid import UNCONDITIONAL
 from ..reports.record import fingerprint
 
-E = TypeVar("E", bound="_Entries")
+AnyEntries = TypeVar("AnyEntries", bound="_Entries")
 
 # A condition as text lists at most this many names.
 _MOST_SHOWN = 8
@@ -55,7 +55,7 @@ class _Entries(OfFastAR):
         more = f" and {len(self.names) - _MOST_SHOWN} more" if len(self.names) > _MOST_SHOWN else ""
         return f"{self.title.capitalize()} for {amount(len(self), 'images')}: {shown}{more}."
 
-    def for_images(self: E, images: Sequence[int]) -> E:
+    def for_images(self: AnyEntries, images: Sequence[int]) -> AnyEntries:
         """The condition for some images of the batch. ``images``: the indices of these images."""
         chosen: dict[str, Any] = {}
         for f in fields(self):

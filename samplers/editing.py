@@ -33,7 +33,7 @@ class Edit:
     """An image to start from, and the part of it to regenerate, for B images."""
 
     # The image to start from: decoder latents [1 or B, C, H, W] of any float dtype, or for a token sampler the codes of
-    # G x G tokens, int64 [1 or B, G, G].
+    # h x w tokens, int64 [1 or B, h, w].
     start: Tensor
     # [1 or B, height, width] of any size, values 0 to 1. A token is regenerated if at least one mask value in its area
     # is LEAST_MASKED or more.
@@ -61,17 +61,18 @@ class Edit:
         for name, x in (("latent_image", self.start), ("mask", mask)):
             if len(x) in (1, images):
                 continue
-            channels = name == "mask" and x.shape[2] in (1, 3, 4)
-            remedy = "give [height, width] without channels" if channels else "use one entry, or one for each image"
+            # The mask may be a picture [height, width, channels] instead of a batch.
+            has_channels = name == "mask" and x.shape[2] in (1, 3, 4)
+            remedy = "give [height, width] without channels" if has_channels else "use one entry, or one for each image"
             raise UserError(
                 f"{name}: its batch has {len(x)} entries, but the condition asks for {images} images; {remedy}."
             )
 
     def token_mask(self, grid: int | tuple[int, int], images: int, device: torch.device) -> Tensor:
-        """The tokens to regenerate, bool [B, L] on ``device``, for B = ``images`` images of L tokens.
+        """The tokens to regenerate, bool [B, L] on ``device``, for B = ``images`` images of L = h w tokens.
 
         Args:
-            grid: tokens along one side of a square image, or (height, width) in tokens.
+            grid: h and w; or one number if both are equal.
 
         Raises:
             UserError: see :meth:`expect_batch`; also, if start or mask has values that are not finite, or if the mask
@@ -86,11 +87,12 @@ class Edit:
 
         # Max pooling: a mask in pixels covers every token whose area it touches.
         mask = self.mask.to(device, torch.float32)
-        tokens = F.adaptive_max_pool2d(mask[:, None], grid)[:, 0] >= LEAST_MASKED
-        if not bool(tokens.flatten(1).any(1).all()):
+        largest = F.adaptive_max_pool2d(mask[:, None], grid)[:, 0]  # of each token's area, [1 or B, h, w]
+        regenerated = (largest >= LEAST_MASKED).flatten(1)
+        if not bool(regenerated.any(1).all()):
             raise UserError("mask: it is empty; paint over the area to regenerate.")
 
-        return tokens.flatten(1).expand(images, -1)
+        return regenerated.expand(images, -1)
 
 
 def start_edit(
@@ -119,6 +121,6 @@ def edit_digests(start_tokens: Tensor, regenerated: Tensor) -> tuple[str, ...]:
         start_tokens: all tokens of the image that the edit starts from, [1 or B, L, ...].
         regenerated: which tokens the edit regenerates, bool [B, L].
     """
-    sampled = regenerated.view(*regenerated.shape, *(1,) * (start_tokens.ndim - 2))  # [B, L, 1 ...]
-    fixed = torch.where(sampled, 0, start_tokens)
-    return tuple(map(fingerprint, fixed, regenerated))
+    ones = (1,) * (start_tokens.ndim - 2)
+    fixed_tokens = torch.where(regenerated.view(*regenerated.shape, *ones), 0, start_tokens)  # [B, L, ...]
+    return tuple(map(fingerprint, fixed_tokens, regenerated))  # maps over the images

@@ -109,7 +109,7 @@ class Step:
                 "the sampler has continued, so the latents of this step are gone; read them before you ask for the "
                 "next step"
             )
-        with own_state():
+        with own_state():  # the sampler runs in this state too, but here the caller's code runs
             return self.view()
 
 
@@ -129,8 +129,8 @@ class Verdict(NamedTuple):
     outcome: Tensor | None
 
 
-R = TypeVar("R")
-S = TypeVar("S")
+AnyStep = TypeVar("AnyStep")
+Result = TypeVar("Result")
 Sampler: TypeAlias = Generator[Step, None, Sampled]
 Look: TypeAlias = Callable[[int, Tensor], Tensor]
 Draw: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
@@ -147,7 +147,7 @@ class Canvas:
     """
 
     model: Model  # the model that generates the images
-    settings: Any  # the settings of the sampler; each sampler reads the fields of its own class
+    settings: Any  # the settings of the sampler, an object of its own class; see settings.py
     noise: Noise
     grid: tuple[int, int]  # h, w
     # The values of the cells, [B, L, ...]. A token model has one more cell at the end, which no image shows. If a pass
@@ -161,7 +161,7 @@ class Canvas:
 
     images: int = field(init=False)  # number of images, B
 
-    # Two maps, [B, L]; in a token model, [B, L + 1]:
+    # Two maps of the cells, [B, L]; in a token model, [B, L + 1] like ``values``:
     decided_in_pass: Tensor = field(init=False)  # int32, the pass that decided a cell; -1 if no pass has decided it
     outcome: Tensor = field(init=False)  # uint8, what became of a cell's draft, see reports/record.py
     # Norms of intermediate tensors, fp32 [] each. A norm is not finite if a value of its tensor is not finite.
@@ -225,8 +225,8 @@ class Canvas:
         bool [B, L], is False.
         """
         values = self.values[:, : self.cells]
-        decided = decided.view(*decided.shape, *(1,) * (values.ndim - 2))
-        return self.to_latents(values * decided)
+        ones = (1,) * (values.ndim - 2)
+        return self.to_latents(values * decided.view(*decided.shape, *ones))
 
     def to_latents(self, values: Tensor) -> Tensor:
         """Turn values [B, L, ...] into latents or codes. This class returns codes [B, h, w]; most subclasses return
@@ -261,14 +261,14 @@ class Canvas:
         """
         self.norms.extend(norms)
 
-    @torch.inference_mode(False)
+    @torch.inference_mode(False)  # for the latents in the result, as in view
     def finish(self) -> Sampled:
         """Stop the clock, complete the report, and return the result.
 
         Raises:
             UserError: the latents, or norms that :meth:`watch` stored, are NaN or infinite.
         """
-        # 1. The maps of the report.
+        # 1. The maps of the report. The cells that an edit fixed count as given, whatever the sampler stored there.
         decided_in_pass = self.decided_in_pass[:, : self.cells]
         outcome = self.outcome[:, : self.cells]
         if self.regenerated is not None:
@@ -280,7 +280,7 @@ class Canvas:
         # 2. The result.
         latents = self.partial_latents(self.decided)
         if latents.is_floating_point():
-            self.watch(torch.linalg.vector_norm(latents, torch.inf))
+            self.watch(torch.linalg.vector_norm(latents, torch.inf))  # the largest absolute value
         self.clock.stop(self.report)
         self.report.remark(self.model.net.remark)
         self.expect_finite("model")
@@ -328,7 +328,7 @@ def run_passes(
         yield from yield_step(done)
 
 
-def finish(sampler: Generator[S, None, R], callback: Callable[[S], object] | None = None) -> R:
+def finish(sampler: Generator[AnyStep, None, Result], callback: Callable[[AnyStep], object] | None = None) -> Result:
     """Run a sampler to its end, call ``callback`` with every step, and return the sampler's result."""
     with closing(sampler):
         while True:

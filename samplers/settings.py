@@ -27,9 +27,9 @@ class Knob:
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()  # allowed strings, or empty
-    # Only for a setting whose default is None: the usual value for a full-size model. A new node shows this value, and
-    # the type of this value is the type of the setting. A setting that is None takes the value of the setting that
-    # ``same_as`` names, or if ``same_as`` is "", the model's own value.
+    # Only for a setting whose default is None: the usual value for a full-size model. It has three uses. A new node
+    # shows this value in its widget. The type of this value is the type of the setting. And it is the last of the
+    # values that can replace None, see filled_in.
     full_size_value: float | None = None
     same_as: str = ""  # the name of the setting whose value replaces None, or ""
     symbol: str = ""  # the paper's symbol for the setting if it differs from the name, or ""
@@ -207,10 +207,10 @@ def shown(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else f"{value}"
 
 
-S = TypeVar("S", bound=Settings)
+AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
-def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
+def settings_from(kind: type[AnySettings], values: Mapping[str, Any]) -> AnySettings:
     """Settings of the class ``kind`` from values by name. A number or a switch may also be given as text, as on a
     command line.
 
@@ -281,18 +281,18 @@ _ON = ("true", "yes", "on", "1")
 _OFF = ("false", "no", "off", "0")
 
 
-def _parsed(value: Any, default: Any) -> Any:
+def _parsed(value: Any, example: Any) -> Any:
     """The bool or number that ``value`` stands for, or ``value`` unchanged if it stands for neither.
 
-    ``default``: a value of the setting's type, which decides whether a bool or a number is expected.
+    ``example``: any value of the setting's type, which decides whether a bool or a number is expected.
     """
-    if isinstance(default, bool):
+    if isinstance(example, bool):
         word = str(value).lower()
         if word in _ON:
             return True
         if word in _OFF:
             return False
-    elif isinstance(value, str) and not isinstance(default, str):
+    elif isinstance(value, str) and not isinstance(example, str):
         with suppress(ValueError):
             return float(value)
     return value
@@ -303,13 +303,13 @@ def _checked(name: str, value: Any, default: Any, metadata: Knob) -> Any:
     if value is None and metadata.full_size_value is not None:
         return None  # the model's own value will apply
 
-    default = default_or_full_size(default, metadata)
+    example = default_or_full_size(default, metadata)  # a value of the setting's type
     if metadata.choices:
         if not isinstance(value, str) or value not in metadata.choices:
             raise UserError(f"{name}: {value!r} is not one of {', '.join(metadata.choices)}.")
         return value
 
-    if isinstance(default, bool):
+    if isinstance(example, bool):
         if not isinstance(value, bool):
             raise UserError(f"{name}: {value!r} is neither true nor false.")
         return value
@@ -323,7 +323,7 @@ def _checked(name: str, value: Any, default: Any, metadata: Knob) -> Any:
     if not math.isfinite(number):
         raise UserError(f"{name}: {value!r} is not a finite number.")
 
-    if isinstance(default, int):
+    if isinstance(example, int):
         if number != int(number):
             raise UserError(f"{name}: {value!r} is not a whole number.")
         number = int(number)
@@ -331,7 +331,7 @@ def _checked(name: str, value: Any, default: Any, metadata: Knob) -> Any:
     low = metadata.low
     high = metadata.high
     if (low is not None and number < low) or (high is not None and number > high):
-        in_digits = f"{number:g}"
+        in_digits = f"{number:g}"  # at most six digits
         if float(in_digits) != number:
             in_digits = repr(number)
         raise UserError(f"{name}: {in_digits} is outside {low:g} to {high:g}.")

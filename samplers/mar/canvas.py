@@ -4,9 +4,10 @@
 some tokens of some images. :class:`MARCanvas` holds the images, and makes the batches for the diffusion of their tokens
 (:meth:`MARCanvas.batch`). ``prepare.py`` makes the order and the canvas of a run.
 
-Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens of c channels, S diffusion steps, and
-P branches. P is 2 with guidance: the branch with the condition, and the null branch without it. P is 1 without
-guidance. A position is the index of a token in its image, counted row by row.
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens of c channels, S diffusion steps, D the
+width of the transformer, and P branches. P is 2 with guidance: the branch with the condition, and the null branch
+without it. P is 1 without guidance. Latents are [B, C, H, W]. A position is the index of a token in its image, counted
+row by row.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ class TokenIndex:
     of chosen tokens may differ between the images.
 
     In this example, there are two images with three positions each, and a mask chooses three of these six tokens. Each
-    line of ``positions`` and of ``mask`` is an image. The rows ``image`` and ``position`` on the right are the field
-    ``index``, and the rows ``image`` and ``column`` are the field ``index_by_column``::
+    line of ``positions`` and of ``mask`` is an image. On the right, each column is a chosen token. The lines ``image``
+    and ``position`` are the field ``index``, and the lines ``image`` and ``column`` are the field
+    ``index_by_column``::
 
         positions    5 2 7        mask    0 1 0        image       0 1 1
                      4 0 1                1 0 1        position    2 4 1
@@ -107,7 +109,8 @@ class TokenIndex:
     index: tuple[Tensor, Tensor]
     # Image and column of each token, int64 [N] each; a column is an index in a line of ``positions``. If ``values``
     # [B, n, ...] are values of the tokens at ``positions``, ``values[tokens.index_by_column]`` are the values of the N
-    # chosen tokens. None if all tokens of ``positions`` are chosen, one image after another.
+    # chosen tokens. None if all tokens of ``positions`` are chosen, one image after another; then
+    # ``values.flatten(0, 1)`` are their values.
     index_by_column: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
@@ -127,8 +130,12 @@ class TokenIndex:
     def step_by_step(positions: Sequence[Tensor]) -> TokenIndex:
         """All tokens of several AR steps: one AR step after another, and within each AR step one image after another.
 
-        ``positions``: int64 [B, n] for each AR step. A column of the result is a column of all these tensors side by
-        side.
+        ``positions``: int64 [B, n] for each AR step. The columns of the result are counted in all these tensors side by
+        side. In this example, two images have two AR steps, of two positions and of one position::
+
+            positions    5 2 | 7        image       0 0 1 1 | 0 1
+                         4 0 | 1        position    5 2 4 0 | 7 1
+                                        column      0 1 0 1 | 2 2
         """
         side_by_side = torch.cat([*positions], 1)
         columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
@@ -158,7 +165,9 @@ class MARCanvas(Canvas):
     """The canvas of a MAR model. ``values`` are the tokens, fp32 [B, L, c]."""
 
     model: MARModel
-    settings: Any  # the settings of the sampler, a MARBase
+    # The settings of the sampler, an object of its own class. All these classes have the fields of MARBase. A function
+    # that reads other fields names the class in a local variable.
+    settings: Any
     noise: PairedNoise
     order: Order = field(kw_only=True)
     conditioning: Conditioning = field(kw_only=True)  # the condition as the network reads it
@@ -251,9 +260,9 @@ class MARCanvas(Canvas):
                 f"{type(self.settings).__name__}.streams() lacks {stream!r}; declare its diffusion steps."
             )
 
-        c = self.model.net.config
+        config = self.model.net.config
         count = len(respacing(streams[stream], self.timesteps.of_noise, self.model.max_beta))
-        return stream_noise(self.noise, stream, count, c.tokens, c.channels, self.device)
+        return stream_noise(self.noise, stream, count, config.tokens, config.channels, self.device)
 
     def batch(self, table: StepTable, tokens: TokenIndex, z: Tensor, noise: StreamNoise) -> DiffusionBatch:
         """A batch for the diffusion of N tokens, in their states before the first diffusion step of ``table``. Each
@@ -262,18 +271,18 @@ class MARCanvas(Canvas):
         Args:
             table: the diffusion steps to take.
             tokens: the N tokens.
-            z: the conditions z of n positions in each image, [P, B, n, C]; the N tokens are at some or all of these
-                positions. C is the transformer's width.
+            z: the conditions z of n positions in each image, [P, B, n, D]; the N tokens are at some or all of these
+                positions.
             noise: noise of all tokens of the images; it may have more diffusion steps than ``table``.
         """
         image, position = tokens.index
-        if tokens.index_by_column is None:
-            z = z.flatten(1, 2)
+        if tokens.index_by_column is None:  # all positions, one image after another
+            z_of_tokens = z.flatten(1, 2)
         else:
-            image, column = tokens.index_by_column
-            z = z[:, image, column]
+            _, column = tokens.index_by_column
+            z_of_tokens = z[:, image, column]
         return DiffusionBatch(
-            z=z,  # [P, N, C]
+            z=z_of_tokens,  # [P, N, D]
             cfg=self.order.scale[tokens.index][:, None],
             x=noise.start[tokens.index],
             noise=noise_for_steps(noise.steps[:, image, position], len(table.times)),

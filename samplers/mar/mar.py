@@ -13,7 +13,7 @@ diffusion steps or calls of the head:
 - Speculation drafts several diffusion steps and verifies them in one call of the head. The images differ from the
   unaccelerated images, but have the same distribution (``samplers/speculation.py``).
 
-Shapes: B images, c channels of a token, C transformer width, and P branches (2 with guidance, 1 without).
+Shapes: B images, c channels of a token, D transformer width, and P branches (2 with guidance, 1 without).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check(model: MARModel, settings: MARBase) -> None:
         UserError: there are more AR steps than tokens; or, in GtR, a stage has more AR steps than tokens, or there are
             too few AR steps for the stages.
     """
-    settings.masked_after_steps(model.net.config.grid**2)
+    settings.masked_after_steps(model.net.config.grid**2)  # the result does not matter, only the errors
 
 
 @in_own_state
@@ -97,18 +97,20 @@ class Diffusion:
     """
 
     def __init__(self, canvas: MARCanvas, heads: HeadFactory, tables: Sequence[StepTable], counted: bool = True):
-        expect_full_head(canvas.settings, heads.is_full(canvas.settings.diffusion_steps))
+        settings: MARBase = canvas.settings
+        expect_full_head(settings, heads.is_full(settings.diffusion_steps))
         self.canvas = canvas
         self.heads = heads
         self.tables = tables
         self.report = canvas.report if counted else None
-        self.speculation_window = canvas.settings.speculation_window
+        self.speculation_window = settings.speculation_window
         self.noise = canvas.noise_of("full")
         if self.speculation_window > 1:
+            # The keys of the random numbers with which speculation verifies drafts, int64 [B, L].
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
     def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
-        """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, C]. Returns fp32 [B, n, c]."""
+        """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, D]. Returns fp32 [B, n, c]."""
         tokens = TokenIndex.all(positions)
         batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
         if self.speculation_window > 1:
@@ -137,11 +139,15 @@ def annealed_tables(canvas: MARCanvas, equal_at_end: int = 1) -> list[StepTable]
     """A table of diffusion steps for each AR step. Later tables have fewer steps, see :func:`annealed_steps`.
 
     The tables of the last ``equal_at_end`` AR steps all have the smallest number of diffusion steps. But if the run has
-    only these AR steps, all tables have the largest number.
+    only these AR steps, all tables have the largest number. AR steps with the same number of diffusion steps share one
+    table object.
     """
-    first = canvas.settings.diffusion_steps
-    last = canvas.settings.diffusion_steps_end
-    counts = annealed_steps(first, last, canvas.order.steps - equal_at_end + 1)
+    settings: DiSASettings = canvas.settings
+
+    # The numbers fall until the first of the last ``equal_at_end`` AR steps. The other last AR steps repeat its number.
+    falling = canvas.order.steps - equal_at_end + 1
+    counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, falling)
     counts += counts[-1:] * (equal_at_end - 1)
+
     table_for = {count: canvas.step_table(count) for count in set(counts)}
     return [table_for[count] for count in counts]

@@ -40,30 +40,32 @@ def mar_canvas(
     Raises:
         UserError: the inputs do not fit the model, or do not fit each other.
     """
-    c = model.net.config
+    config = model.net.config
     expect_kind(condition, model.condition, model.name)
     report = start_report(name, model, condition, settings, noise)
 
     clock = Clock(model.device)
     conditioning = read_condition(model, condition, settings.uses_guidance)
 
-    tokens = torch.zeros(len(condition), c.tokens, c.channels, device=model.device)
+    # The tokens, fp32 [B, L, c]. In an edit, the tokens to regenerate also start with their values in the edited image.
+    # No pass reads these values: the transformer reads only decided tokens.
+    values = torch.zeros(len(condition), config.tokens, config.channels, device=model.device)
     regenerated = edit_latents = None
     if edit is not None:
         edit_latents, regenerated = latents_and_mask(model, edit, len(condition), model.device)
-        tokens = model.to_tokens(edit_latents.expand(len(condition), -1, -1, -1))
-        report.edits = edit_digests(tokens, regenerated)
+        values = model.to_tokens(edit_latents.expand(len(condition), -1, -1, -1))
+        report.edits = edit_digests(values, regenerated)
 
     # In the published code, and in ``noise.orders``, the last entry of a random order is decided first. Reverse the
     # orders here, so that the first entry is decided first everywhere else.
-    random_orders = noise.orders(c.tokens).flip(1)
+    random_orders = noise.orders(config.tokens).flip(1)
     order = make_order(settings.orders(random_orders).to(model.device), settings, regenerated)
     return MARCanvas(
         model,
         settings,
         noise,
-        (c.grid, c.grid),
-        tokens,
+        (config.grid, config.grid),
+        values,
         report,
         regenerated=regenerated,
         order=order,
@@ -91,28 +93,29 @@ def latents_and_mask(model: MARModel, edit: Edit, images: int, device: torch.dev
         UserError: the shape of the latents does not fit the model, the latents are far outside the range of a decoder,
             or the masks of the batch cover different numbers of tokens. See also :meth:`Edit.token_mask`.
     """
-    c = model.net.config
-    want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
-    if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != want:
+    config = model.net.config
+    side = config.grid * model.patch
+    expected = (config.channels // model.patch**2, side, side)  # C, H, W
+    if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != expected:
         raise UserError(
             f"latent_image: its shape is {list(edit.start.shape)}, but {model.name} has latents of the shape [batch, "
-            f"{', '.join(map(str, want))}]; encode an image of the model's own size with VAE Encode and the vae of the "
-            "same loader."
+            f"{', '.join(map(str, expected))}]; encode an image of the model's own size with VAE Encode and the vae of "
+            "the same loader."
         )
-    mask = edit.token_mask(c.grid, images, device)
+    regenerated = edit.token_mask(config.grid, images, device)
     largest = float(edit.start.float().abs().max())
     if largest > LARGEST_LATENT:
         raise UserError(
             f"latent_image: it holds numbers up to {largest:.3g}, but a decoder's latents stay below "
             f"{LARGEST_LATENT}; encode an image with VAE Encode and the vae of the same loader."
         )
-    counts = mask.sum(1).tolist()
+    counts = regenerated.sum(1).tolist()
     if min(counts) != max(counts):
         raise UserError(
             f"mask: the masks of the batch cover different numbers of tokens ({min(counts)} to {max(counts)}); "
             "use one mask for all images of the batch, or run the images separately."
         )
-    return edit.start.to(device, torch.float32), mask
+    return edit.start.to(device, torch.float32), regenerated
 
 
 def make_order(orders: Tensor, settings: MARBase, regenerated: Tensor | None = None) -> Order:
@@ -124,12 +127,13 @@ def make_order(orders: Tensor, settings: MARBase, regenerated: Tensor | None = N
         regenerated: bool [B, L], in an edit, the positions to decide; their number is the same in every image. The
             other positions are fixed. None to decide all positions.
     """
-    tokens = orders.shape[1]
-    fixed_count = 0 if regenerated is None else tokens - int(regenerated[0].sum())
+    token_count = orders.shape[1]
+    fixed_count = 0 if regenerated is None else token_count - int(regenerated[0].sum())
 
-    # 1. How many positions each AR step decides.
-    masked_counts = settings.masked_after_steps(tokens, regenerated if fixed_count else None)
-    count_after = [tokens - masked for masked in masked_counts]
+    # 1. How many positions each AR step decides. A mask over the whole image fixes nothing, so it does not count as an
+    #    edit here: as in a run without an edit, more AR steps than tokens are an error.
+    masked_counts = settings.masked_after_steps(token_count, regenerated if fixed_count else None)
+    count_after = [token_count - masked for masked in masked_counts]
     count_before = [fixed_count, *count_after[:-1]]
     sizes = [after - before for before, after in zip(count_before, count_after, strict=True)]
 
@@ -138,7 +142,7 @@ def make_order(orders: Tensor, settings: MARBase, regenerated: Tensor | None = N
     if settings.cfg_schedule == "linear":
         # As in the published code, 1 token still counts as masked after the last AR step. So linear guidance ends
         # slightly below cfg.
-        cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in masked_counts]
+        cfg = [1 + (settings.cfg - 1) * (token_count - max(1, masked)) / token_count for masked in masked_counts]
 
     # 3. The guidance scale of each position: first listed in the order of decision, then rearranged so that entry i
     #    belongs to position i.
@@ -150,12 +154,12 @@ def make_order(orders: Tensor, settings: MARBase, regenerated: Tensor | None = N
     return Order(tuple(count_before), tuple(sizes), tuple(cfg), decision_order, scale)
 
 
-def moved_to_front(order: Tensor, mask: Tensor) -> Tensor:
-    """Move some positions to the front of ``order``, int64 [B, n]: the positions at which ``mask``, bool [B, L], is
+def moved_to_front(orders: Tensor, mask: Tensor) -> Tensor:
+    """Move some positions to the front of ``orders``, int64 [B, L]: the positions at which ``mask``, bool [B, L], is
     True. The moved positions keep their order, and so do all other positions.
     """
-    is_later = (~mask).gather(1, order).to(torch.uint8)
-    return order.gather(1, is_later.argsort(dim=1, stable=True))
+    is_later = (~mask).gather(1, orders).to(torch.uint8)  # 0 at the positions to move, so the sort puts these first
+    return orders.gather(1, is_later.argsort(dim=1, stable=True))
 
 
 def read_condition(model: MARModel, condition: ClassOrPrompt, guided: bool) -> Conditioning:

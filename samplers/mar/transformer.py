@@ -3,12 +3,16 @@
 Source: Li et al. 2024 (arXiv 2406.11838), section 3. :class:`FullTransformer` computes everything in every pass;
 ``lazy/transformer.py`` reuses features of earlier passes.
 
-Shapes: B images of L tokens, c channels of a token, C transformer width, and P branches. P is 2 with guidance: first
+Shapes: B images of L tokens, c channels of a token, D transformer width, and P branches. P is 2 with guidance: first
 the conditional branch, which reads the class or prompt, then the null branch, which does not. P is 1 without guidance.
-In the encoder and the decoder, *buffer rows* stand in front of an image's tokens. In class models, the buffer rows hold
-the class. A position is the index of a token in its image. A *snapshot* is an image at an AR step, with the tokens that
-were decided before this AR step. A pass reads Q snapshots, and several of them may be of the same image. The encoder's
-batch has F entries, and the decoder's batch has E entries, see :class:`PassShape`.
+
+A *row* is one vector of the encoder or decoder. *Buffer rows* stand in front of the rows of an image's tokens. In class
+models, the buffer rows hold the class. A position is the index of a token in its image. A *snapshot* is an image at an
+AR step, with the tokens that were decided before this AR step. A pass reads Q snapshots, and several of them may be of
+the same image.
+
+The decoder's batch has P Q entries, one for each snapshot in each branch. The encoder's batch has F entries: also P Q
+if the encoder reads the class, otherwise Q, because then all branches share the encoder's output.
 """
 
 from __future__ import annotations
@@ -33,31 +37,15 @@ class Snapshots(NamedTuple):
     steps: Sequence[int]
 
 
-class PassShape(NamedTuple):
-    """The branches that a pass computes.
-
-    The decoder's batch has E *entries*: one for each snapshot in each branch. The encoder's batch has F entries. An
-    encoder that reads the class computes all branches too, so F is E. Any other encoder computes each snapshot once,
-    and all branches share the output. For example, these are the entries of a pass with guidance that reads three
-    snapshots, a, b and c::
-
-                                        conditional  null
-        decoder                         a b c        a b c    E = 6
-        encoder that reads the class    a b c        a b c    F = 6
-        any other encoder               a b c                 F = 3
-    """
-
-    branches: int  # branches that the decoder computes
-    encoder_branches: int  # branches that the encoder computes; 1 if all branches share the encoder's output
-
-
 class Transformer(ABC):
-    """Computes the conditions z from the decided tokens."""
+    """Computes the conditions z from the decided tokens. The base of :class:`FullTransformer` and LazyMAR's
+    :class:`.LazyTransformer`.
+    """
 
     # Calls the diffusion head. This is a field of the transformer, so a sampler's argument ``make_transformer`` chooses
     # LazyMAR's caches of the transformer and also LazyMAR's cache of the head.
     heads: HeadFactory
-    # Whether a pass may read snapshots of different AR steps, so the transformer has :meth:`for_snapshots`.
+    # Whether a pass may read snapshots of different AR steps. If so, the class overrides :meth:`for_snapshots`.
     allows_different_steps = False
 
     def __init__(self, canvas: MARCanvas):
@@ -67,23 +55,23 @@ class Transformer(ABC):
 
     @abstractmethod
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
-        """Compute z [P, B, M, C] at the positions ``wanted``, int64 [B, M]. The transformer reads the tokens that were
+        """Compute z [P, B, M, D] at the positions ``wanted``, int64 [B, M]. The transformer reads the tokens that were
         decided before AR step ``step``.
         """
 
     def for_snapshots(self, snapshots: Snapshots, wanted: Tensor) -> Tensor:
-        """Compute z [P, Q, M, C] of Q snapshots at the positions ``wanted``, int64 [Q, M]."""
+        """Compute z [P, Q, M, D] of Q snapshots at the positions ``wanted``, int64 [Q, M]."""
         raise NotImplementedError("this transformer reads all images at the same AR step")
 
     def for_ar_steps(self, ar_steps: range) -> list[Tensor]:
         """Compute z of several AR steps in one pass. Each AR step reads the tokens and drafts of all AR steps before
         it. If :attr:`allows_different_steps` is False, ``ar_steps`` must be a single AR step.
 
-        Returns z [P, B, n, C] of each AR step, at the n positions that this AR step decides.
+        Returns z [P, B, n, D] of each AR step, at the n positions that this AR step decides.
         """
         images = self.canvas.images
         order = self.canvas.order
-        if len(ar_steps) == 1:
+        if len(ar_steps) == 1:  # every transformer can do this, also without for_snapshots
             (step,) = ar_steps
             return [self(step, order.positions_from(step))]
 
@@ -91,7 +79,8 @@ class Transformer(ABC):
         steps = [step for step in ar_steps for _ in range(images)]
         snapshots = Snapshots([*range(images)] * len(ar_steps), steps)
 
-        # 2. The positions that each AR step decides. The first of them serves as padding.
+        # 2. The positions that each AR step decides. A pass needs the same number of positions for all snapshots, so
+        #    shorter lists of positions are padded with their first position.
         sizes = [order.sizes[step] for step in ar_steps]
         wanted = []
         for step in ar_steps:
@@ -99,7 +88,7 @@ class Transformer(ABC):
             padding = positions[:, :1].expand(-1, max(sizes) - positions.shape[1])
             wanted.append(torch.cat([positions, padding], 1))
 
-        # 3. Run the pass, and split z into the AR steps, without the padding.
+        # 3. Run the pass, and split z [P, Q, M, D] into the AR steps, without the padding.
         z = self.for_snapshots(snapshots, torch.cat(wanted))
         return [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
@@ -114,7 +103,11 @@ class FullTransformer(Transformer):
 
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
-        self.buffer_vectors = canvas.conditioning.vectors(canvas.guided)  # for the encoder's buffer rows, [F, C]
+        self.branches = 2 if canvas.guided else 1  # P
+        # How many branches the encoder computes; 1 if all branches share its output.
+        self.encoder_branches = self.branches if canvas.conditioning.read_by_encoder else 1
+        # For the encoder's buffer rows in :meth:`__call__`, [F, D]. There each image is one snapshot, so Q is B.
+        self.buffer_vectors = canvas.conditioning.vectors(canvas.guided)
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         canvas = self.canvas
@@ -139,22 +132,23 @@ class FullTransformer(Transformer):
         known: Tensor,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Compute z [P, Q, M, C] of Q snapshots.
+        """Compute z [P, Q, M, D] of Q snapshots.
 
         Args:
             conditioning: the classes or prompts of the snapshots.
-            buffer_vectors: [F, C], the vectors for the encoder's buffer rows.
-            tokens: [Q, L, c], the tokens of the images.
+            buffer_vectors: [F, D], the vectors for the encoder's buffer rows.
+            tokens: [Q, L, c], the tokens of each snapshot's image; only the ones at ``known`` are read.
             wanted: int64 [Q, M], the positions whose z is returned.
             known: int64 [Q, K], the positions whose tokens the encoder reads, ascending.
             mask: bool [Q, K], False on the padding of ``known``; None if ``known`` has no padding.
         """
         canvas = self.canvas
         net = canvas.model.net
-        branches = 2 if canvas.guided else 1
-        encoder_branches = len(buffer_vectors) // len(tokens)
+        branches = self.branches
+        encoder_branches = self.encoder_branches
 
-        # 1. The encoder reads the known tokens.
+        # 1. The encoder reads the known tokens. ``fuse`` makes the decoder's input from its output; in models with
+        #    prompts, this is a language model, which reads the prompts.
         known_of_encoder = known.repeat(encoder_branches, 1)
         mask_of_encoder = None if mask is None else mask.repeat(encoder_branches, 1)
         encoded = net.encode(tokens.repeat(encoder_branches, 1, 1), known_of_encoder, buffer_vectors, mask_of_encoder)

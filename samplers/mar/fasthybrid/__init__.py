@@ -30,8 +30,11 @@ tokens of an image do not depend on its batch. An image with a rejected token wa
 full diffusion, because one full diffusion for all images takes as many sequential head calls as a full diffusion for
 one image. In the first ``lookahead_start`` AR steps, the sampler works like plain MAR, without drafts.
 
-``state.py`` says which images go on after a pass, holds z and the drafts, and verifies the drafts. This file has the
-loop over the passes, and the refinement of accepted drafts (:class:`Refinement`).
+``state.py`` says which images go on after a pass, holds z and all sampled tokens, and verifies the drafts. This file
+has the loop over the passes, and the refinement of accepted drafts (:class:`Refinement`).
+
+Shapes: B images of L tokens, c channels of a token, D transformer width, and P branches of guidance. N tokens are
+chosen from all images.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ from ..mar import Diffusion, annealed_tables
 from ..prepare import mar_canvas
 from ..transformer import FullTransformer, Transformer
 from .settings import FastHybridSettings
-from .state import NewestConditions, Pace, TokenDrafts, next_decision
+from .state import NewestConditions, Pace, SampledTokens, next_decision
 
 
 @in_own_state
@@ -81,55 +84,64 @@ def fasthybrid(
         yield from run_passes(canvas, canvas.order.plan, transformer, plain)
         return canvas.finish()
 
-    reason_together = held_together_by(transformer, plain)
+    # Every image has its own pace, unless there is a reason to keep all images at the same AR step.
+    reason_together = held_together_by(canvas, transformer)
     if reason_together and canvas.images > 1:
         canvas.report.remark(f"{reason_together} kept the images at the same AR step, which takes more head calls")
 
     pace = Pace(canvas)
     newest_conditions = NewestConditions(canvas, transformer)
-    drafts = TokenDrafts(canvas, settings.threshold)
+    sampled = SampledTokens(canvas, settings.threshold)
     refinement = REFINEMENTS[settings.accepted](canvas)
 
     while pace.unfinished.any():
         # 1. Run a pass for the images that have moved to a new AR step. It updates z of these images.
         with canvas.clock.phase("transformer"):
-            z = newest_conditions.update(pace)  # [P, B, L, C], by column
+            z = newest_conditions.update(pace)  # [P, B, L, D], by column
 
-        # 2. Verify drafts, and sample tokens. One loop over diffusion steps does both *lookahead* and *refine*.
         with canvas.clock.phase("head"):
-            drafts.verify(pace, z[0])
-            decision = next_decision(pace, drafts.accepted, together=bool(reason_together))
+            # 2. Verify drafts, and choose the tokens to sample.
+            sampled.verify(pace, z[0])
+            decision = next_decision(pace, sampled.accepted, together=bool(reason_together))
 
+            # 3. Sample them. One loop over diffusion steps does both *lookahead* and *refine*.
             in_full = pace.tokens_at(decision.sampled_in_full)
             full_batch = canvas.batch(plain.tables[decision.step], in_full, z, plain.noise)
             refined = pace.tokens_at(decision.refined)
-            refinement_batch = refinement.batch(refined, z, drafts.newest[refined.index_by_column])
-            samples, refined_values = plain.heads.sample_both(full_batch, refinement_batch)
+            refinement_batch = refinement.batch(refined, z, sampled.values[refined.index_by_column])
+            full_values, refined_values = plain.heads.sample_both(full_batch, refinement_batch)
 
-            # Store every sample as a draft, even the sample of a token that is decided now, without verification.
-            drafts.has_draft |= decision.sampled_in_full
-            drafts.conditions[in_full.index_by_column] = full_batch.z[0].float()
-            drafts.newest[in_full.index_by_column] = samples
-            drafts.newest[refined.index_by_column] = refined_values
+            # 4. Store the values. Every full sample counts as a draft, also the sample of a token that is decided now.
+            #    Such a draft is never verified, because its image moves to the next AR step.
+            sampled.has_draft |= decision.sampled_in_full
+            sampled.conditions[in_full.index_by_column] = full_batch.z[0].float()
+            sampled.values[in_full.index_by_column] = full_values
+            sampled.values[refined.index_by_column] = refined_values
 
-        # 3. Decide the tokens of the advancing images' present AR steps. Their values are refined drafts, or samples of
-        # a full diffusion.
+        # 5. Decide the tokens of the advancing images' present AR steps. The stored values are refined drafts or full
+        #    samples. ``tokens_at(mask)`` and indexing with ``[mask]`` list the N tokens in the same order.
         decided = pace.tokens_at(decision.decided)
-        when = pace.step_of_image.int().expand_as(decision.decided)[decision.decided]
-        outcome = to_device(drafts.outcome[decision.decided], z.device)
-        canvas.decide(decided.index, drafts.newest[decided.index_by_column], to_device(when, z.device), outcome)
-        pace.advance(decision.advancing)
+        step_of_token = pace.step_of_image.int().expand_as(decision.decided)[decision.decided]
+        outcome = to_device(sampled.outcome[decision.decided], z.device)
+        values = sampled.values[decided.index_by_column]
+        canvas.decide(decided.index, values, to_device(step_of_token, z.device), outcome)
+
+        # 6. Move on the advancing images. The progress is the mean AR step of all images.
+        pace.move_to(pace.step_of_image + decision.advancing)
         yield from canvas.yield_step(int(pace.step_of_image.sum()) // canvas.images)
 
-    canvas.report.similarity = drafts.similarity()
+    canvas.report.similarity = sampled.similarity()
     return canvas.finish()
 
 
-def held_together_by(transformer: Transformer, plain: Diffusion) -> str:
+def held_together_by(canvas: MARCanvas, transformer: Transformer) -> str:
     """What keeps all images at the same AR step; "" if each image has its own pace."""
+    settings: FastHybridSettings = canvas.settings
     if not transformer.allows_different_steps:
         return "LazyMAR's caches"
-    return "diffusion_steps_end" if len(set(plain.tables)) > 1 else ""
+
+    # With DiSA, the AR steps have different numbers of diffusion steps. But one full diffusion serves all images.
+    return "diffusion_steps_end" if settings.annealed and canvas.order.steps > 1 else ""
 
 
 # ------------------------------------------------------------------------------------------------ refinement
@@ -141,7 +153,8 @@ class Refinement:
 
     The T_g diffusion steps are numbered from 0, in the order in which they run. A refinement runs only the steps from
     ``first_step`` on: S = T_g - first_step steps. It computes their *start*, which is the state before ``first_step``,
-    from the draft x' and noise. If S is 0, the result is the start. The setting ``accepted`` determines both::
+    from the draft x' and noise. If S is 0, the result is the start. The setting ``accepted`` determines ``first_step``
+    and the start::
 
         accepted    first_step                                 start
         refine      0, if no step has gamma 1                  noise
@@ -172,22 +185,28 @@ def guided(canvas: MARCanvas) -> Refinement:
     """Steps that mix their means with the draft.
 
     A step with gamma 1 gives x' + sigma noise, whatever the head predicts. So this step and all steps before it need
-    not run. In most schedules, only step 0 has gamma 1. In the schedule linear-up, only the last step has gamma 1, so
-    no step runs. The result is then the draft, because the last step adds no noise: its sigma is 0. If T_g is 1, the
-    only step has gamma 1 in all schedules except *none*, so the result is the draft too.
+    not run. The setting ``guidance_schedule`` says which step has gamma 1:
+
+    - *cos*, *linear-down* and *square*: step 0. The steps from step 1 on run. They start from x' + sigma noise.
+    - *linear-up*: the last step, so no step runs. The result is x' + sigma noise, which is the draft x', because the
+      last step adds no noise: its sigma is 0. The same happens in the schedules above if T_g is 1.
+    - *none*: no step, as gamma is always 0. All steps run, and they start from noise.
     """
-    settings = canvas.settings
+    settings: FastHybridSettings = canvas.settings
     table, stream = all_guided_steps(canvas)
     weights = guidance_weights(settings.guidance_schedule, len(table))
     gamma = to_device(torch.tensor(weights), canvas.device)
 
-    # 1. No step has gamma 1: all steps run, and they start from noise.
+    # 1. No step has gamma 1. The comparison of floats is safe: a schedule reaches 1 at t = T_g, or linear-up at t = 1,
+    #    and there its formula gives exactly 1.0.
     if 1 not in weights:
         return Refinement(canvas, table, stream, start=lambda drafts, noise: noise, gamma=gamma)
 
-    # 2. Only the steps after the last step with gamma 1 run. They start from the result of that step.
+    # 2. Only the steps after the last step with gamma 1 run. They start from the result of that step, computed with the
+    #    noise that the step itself would have added.
     last_with_gamma_1 = max(k for k, weight in enumerate(weights) if weight == 1)
     first_step = last_with_gamma_1 + 1
+    noise_of_last = stream.steps[last_with_gamma_1]
 
     # When a step is run, the head chooses sigma from a range. Here sigma is the middle of this range, times the
     # temperature.
@@ -195,7 +214,7 @@ def guided(canvas: MARCanvas) -> Refinement:
     return Refinement(
         canvas,
         table.some_steps(first_step, len(table)),
-        StreamNoise(start=stream.steps[last_with_gamma_1], steps=stream.steps[first_step:]),
+        StreamNoise(start=noise_of_last, steps=stream.steps[first_step:]),
         start=lambda drafts, noise: drafts + sigma * noise,
         gamma=gamma[first_step:],
     )
@@ -210,10 +229,13 @@ def renoised(canvas: MARCanvas) -> Refinement:
     x', and the prediction is the noise; data_x is 1 / sqrt(abar_t), and data_per_prediction is -sqrt(1 / abar_t - 1).
     ``start`` solves this equation for the state x.
     """
+    settings: FastHybridSettings = canvas.settings
     table, stream = all_guided_steps(canvas)
+
     # S is T_g times denoise, rounded down, as is usual in image-to-image pipelines. For example, 15 steps times
-    # denoise = 0.9 is 13.5, so S is 13.
-    first_step = len(table) - int(round(len(table) * canvas.settings.denoise, 6))
+    # denoise = 0.9 is 13.5, so S is 13. ``round`` corrects a product that should be a whole number but is slightly
+    # below it.
+    first_step = len(table) - int(round(len(table) * settings.denoise, 6))
     if first_step == len(table):
         return unchanged(canvas)
 
@@ -249,7 +271,8 @@ REFINEMENTS: dict[str, Callable[[MARCanvas], Refinement]] = {
 
 def all_guided_steps(canvas: MARCanvas) -> tuple[StepTable, StreamNoise]:
     """The table of all T_g steps, and the noise, with an entry for each of these steps."""
-    table = canvas.step_table(canvas.settings.guided_steps)
+    settings: FastHybridSettings = canvas.settings
+    table = canvas.step_table(settings.guided_steps)
     noise = canvas.noise_of("guided")
     return table, noise._replace(steps=noise_for_steps(noise.steps, len(table)))
 

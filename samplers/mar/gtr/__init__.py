@@ -69,7 +69,8 @@ class FrequencyWeighted(Diffusion):
     diffusion steps as the first AR step.
 
     Args:
-        canvas, heads, tables: see :class:`Diffusion`.
+        canvas, heads: see :class:`Diffusion`.
+        tables: from :func:`annealed_tables`, a table of diffusion steps for every AR step.
         share: the share of an AR step's tokens that count as the tokens with the most detail, 0 to 1.
     """
 
@@ -78,27 +79,33 @@ class FrequencyWeighted(Diffusion):
         self.share = share
 
     def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
-        """Sample the tokens at ``positions``, int64 [B, n]; see :meth:`Diffusion.__call__`."""
+        """Sample the tokens at ``positions``, int64 [B, n], from z [P, B, n, D]; see :meth:`Diffusion.__call__`."""
         canvas = self.canvas
-        longest = self.tables[0]
+        longest = self.tables[0]  # from one AR step to the next, the number of diffusion steps never rises
         table_of_step = self.tables[step]
+
+        # The number of tokens with the most detail. ``round`` corrects a product that should be a whole number but is
+        # slightly below it.
         count = math.floor(round(self.share * positions.shape[1], 9))
-        if not count or table_of_step is longest:
+
+        # If this AR step has as many diffusion steps as the first, then annealed_tables gave both the same table.
+        all_take_longest = table_of_step is longest
+        if not count or all_take_longest:
             return super().__call__(step, positions, z)
 
-        # 1. The columns of ``positions`` in each image, the token with the most energy first. z[0] is the branch with
-        # the class or prompt.
+        # 1. The columns of ``positions`` in each image, the token with the most energy first, int64 [B, n]. z[0] is the
+        #    branch with the class or prompt.
         columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
 
         # 2. A batch of the tokens with the most detail, and a batch of all other tokens. The second batch has fewer
-        # diffusion steps.
+        #    diffusion steps.
         detailed = TokenIndex.in_columns(columns[:, :count], positions)
         others = TokenIndex.in_columns(columns[:, count:], positions)
         batch_of_detailed = canvas.batch(longest, detailed, z, self.noise)
         batch_of_others = canvas.batch(table_of_step, others, z, self.noise)
 
         # 3. Sample both batches in one loop.
-        values = torch.empty(*positions.shape, canvas.values.shape[-1], device=z.device)
+        values = torch.empty(*positions.shape, canvas.values.shape[-1], device=z.device)  # fp32 [B, n, c]
         values_of_detailed, values_of_others = self.heads.sample_both(batch_of_detailed, batch_of_others)
         values[detailed.index_by_column] = values_of_detailed
         values[others.index_by_column] = values_of_others

@@ -75,7 +75,7 @@ class GtRSettings(DiSASettings):
             UserError: the reconstruction leaves less than one AR step for each of the other stages.
         """
         last = self.reconstruction_steps
-        before = self.steps - last
+        before = self.steps - last  # AR steps before the reconstruction
         fewest = stage_count(self.stages) - 1
         if before < fewest:
             raise UserError(
@@ -110,7 +110,7 @@ class GtRSettings(DiSASettings):
 
         steps = self.stage_steps
         sizes = stage_sizes(math.isqrt(tokens), self.stages, regenerated)
-        if regenerated is None:
+        if regenerated is None:  # in an edit, a stage with too few tokens has fewer AR steps
             expect_enough_tokens(sizes, steps)
         return staged_after(sizes, steps)
 
@@ -121,8 +121,8 @@ class GtRSettings(DiSASettings):
         if not self.reconstruction_steps:
             return 0
 
-        *_, last = stage_sizes(math.isqrt(tokens), self.stages, regenerated)
-        return min(self.reconstruction_steps, last)
+        *_, tokens_to_reconstruct = stage_sizes(math.isqrt(tokens), self.stages, regenerated)
+        return min(self.reconstruction_steps, tokens_to_reconstruct)
 
     @property
     def approximates(self) -> bool:

@@ -26,6 +26,7 @@ def stages_of_cells(grid: int, stages: str) -> Tensor:
     The structure is half of all cells. The paper divides the structure into two halves, and one of these halves into
     two halves again. So the first three stages have an eighth, an eighth and a quarter of all cells. QUARTERS joins the
     first two stages into one.
+
     These are the stages of an 8 x 8 grid, PAPER on the left and QUARTERS on the right::
 
         0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
@@ -48,7 +49,7 @@ def stages_of_cells(grid: int, stages: str) -> Tensor:
     in_even_row = (diagonal % 2 == 0) & (row % 2 == 0)
     alternating = diagonal % 4 // 2  # 0 and 1 in turn on the even diagonals
     stage[in_even_row] = alternating[in_even_row]
-    return stage if stages == PAPER else (stage - 1).clamp(min=0)
+    return stage if stages == PAPER else (stage - 1).clamp(min=0)  # QUARTERS numbers 0, 1, 2, 3 as 0, 0, 1, 2
 
 
 def stage_count(stages: str) -> int:
@@ -106,7 +107,7 @@ def stage_sizes(grid: int, stages: str, regenerated: Tensor | None = None) -> tu
     if regenerated is None:
         return tuple(stage.bincount(minlength=count).tolist())
 
-    sizes = [stage[cells].bincount(minlength=count).tolist() for cells in regenerated.cpu()]
+    sizes = [stage[mask].bincount(minlength=count).tolist() for mask in regenerated.cpu()]  # one list for each image
     if any(image_sizes != sizes[0] for image_sizes in sizes):
         raise UserError(
             "mask: in one of GtR's stages, the masks of the batch cover different numbers of tokens; use one mask "
@@ -121,7 +122,8 @@ def expect_enough_tokens(sizes: Sequence[int], steps: Sequence[int]) -> None:
     ``sizes``, ``steps``: the number of tokens and of AR steps of each stage.
     """
     *before, (last_size, last_steps) = zip(sizes, steps, strict=True)
-    for name, (size, stage_step_count) in zip(("first", "second", "third"), before, strict=False):
+    names = ("first", "second", "third")  # QUARTERS has no third stage before the last
+    for name, (size, stage_step_count) in zip(names, before, strict=False):
         if stage_step_count > size:
             raise UserError(
                 f"steps: GtR's {name} stage has {stage_step_count} AR steps, but only {size} tokens; reduce "
@@ -143,13 +145,13 @@ def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
     Stage i divides its ``sizes[i]`` tokens evenly among its ``steps[i]`` AR steps. In some edits, a stage has fewer
     tokens than AR steps. Such a stage takes one AR step for each token.
     """
-    left = sum(sizes)
-    out: list[int] = []
+    masked = sum(sizes)  # number of masked tokens before the first AR step of the present stage
+    masked_after: list[int] = []
     for size, stage_step_count in zip(sizes, steps, strict=True):
         count = min(size, stage_step_count)
-        out += [left - size * (s + 1) // count for s in range(count)]
-        left -= size
-    return out
+        masked_after += [masked - size * (s + 1) // count for s in range(count)]
+        masked -= size
+    return masked_after
 
 
 def in_stages(orders: Tensor, stages: Tensor) -> Tensor:
@@ -157,4 +159,5 @@ def in_stages(orders: Tensor, stages: Tensor) -> Tensor:
 
     Within a stage, the cells keep their order in ``orders``.
     """
-    return orders.gather(1, stages[orders].argsort(dim=1, stable=True))
+    stages_in_order = stages[orders]  # the stage of each entry of ``orders``, [B, L]
+    return orders.gather(1, stages_in_order.argsort(dim=1, stable=True))

@@ -29,8 +29,8 @@ compute in a class model (:class:`RowSelection` continues the example)::
 
 Shapes: B images, L tokens, N rows of the decoder, C width. The N rows are first the ``buffer`` class rows, then the L
 tokens. A row is one vector, so in this file the batch rows of the glossary are called *entries*. The batches of the
-decoder and the encoder have E and F entries (:class:`.PassShape`; a pass reads one snapshot of each image). With
-guidance, they depend on the kind of the pass::
+decoder and the encoder have E and F entries (:class:`PassShape`). With guidance, they depend on the kind of the
+pass::
 
     pass          its PassShape                       E      F in class models    F in Harmon and UniPic
     a refresh     refresh_shape                       2 B    2 B                  B
@@ -57,10 +57,20 @@ from ....networks.mar import NONE_KEPT, DecoderCache, pick, run_decoder
 from ....networks.torch_state import to_device
 from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
-from ..transformer import FullTransformer, PassShape, Transformer
+from ..transformer import FullTransformer, Transformer
 from .head import CachedHeadFactory
 from .schedule import BY_STATE, caches_to_fill, computed_ratios, measuring_block, spare_rows
 from .settings import CacheSettings
+
+
+class PassShape(NamedTuple):
+    """The branches that a pass computes, for B images. The decoder's batch has E = ``branches`` B entries, and the
+    encoder's batch has F = ``encoder_branches`` B entries. An encoder that reads the class computes all branches that
+    the decoder computes. Any other encoder computes one branch, and all branches share its output.
+    """
+
+    branches: int  # branches that the decoder computes
+    encoder_branches: int  # branches that the encoder computes; 1 if all branches share the encoder's output
 
 
 @dataclass(eq=False)
