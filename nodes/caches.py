@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import OfFastAR, UserError
-from ..samplers.mar.lazy import check as check_lazymar
+from ..samplers.mar.lazy import check_caches
 from ..samplers.mar.lazy.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, settings_from
 from .host.loaded import Loaded
@@ -57,7 +57,7 @@ def checked_cache(value: Any, loaded: Loaded[Any], settings: Any) -> CacheSettin
     with _blamed_on_cache(knobs(settings)):
         caches, _ = plan.settings(loaded, settings.steps)
         expect_removed_to_hold(CacheSettings, plan.removed, facts_of(loaded).own_values(settings))
-        check_lazymar(loaded.model, settings, caches)
+        check_caches(loaded.model, settings, caches)
     return caches
 
 

@@ -17,7 +17,7 @@ from ..samplers.mar.fasthybrid.settings import FastHybridSettings
 from ..samplers.mar.gtr import gtr
 from ..samplers.mar.gtr.settings import GtRSettings
 from ..samplers.mar.lazy import check as check_lazymar
-from ..samplers.mar.lazy import lazymar, with_caches
+from ..samplers.mar.lazy import check_caches, lazymar, with_caches
 from ..samplers.mar.lazy.settings import WITH_CACHES, LazyMARSettings
 from ..samplers.mar.mar import check as check_mar
 from ..samplers.mar.mar import mar
@@ -86,7 +86,7 @@ def _beside_lazymar(entry: Entry) -> Entry:
 
     def check(model: Any, settings: Any) -> None:
         entry.check(model, settings)
-        check_lazymar(model, settings)
+        check_caches(model, settings, settings)
 
     return replace(
         entry,

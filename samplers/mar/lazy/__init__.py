@@ -3,35 +3,44 @@
 Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching" (ICCV 2025, arXiv
 2503.12450). The numbers (8) to (10) are the numbers of the paper's equations.
 
-In these files, a *row* is one vector of the encoder or the decoder: a token, or one of the *class rows*. The class rows
-stand in front of the tokens (``../transformer.py`` calls them buffer rows). The first AR steps (*start_step*) and then
-every tau-th AR step (*refresh_period*) are *refreshes*: encoder and decoder compute all rows of both branches of
-guidance, and store features of these rows. A pass between two refreshes computes less, because it uses three caches.
-:class:`CacheSettings` can switch off each cache. Below, k is the AR step of the pass, k' the AR step of the previous
-pass, and r the AR step of the last refresh. The *new* tokens were decided since k', and the caller asks for the
-*wanted* tokens; :class:`.RowSelection` has a picture.
+Some passes are *refreshes*: encoder and decoder compute everything, and store features. All other passes are *reuse
+passes*: they reuse the stored features, and compute less. AR steps 0 to *start_step* are refreshes, and then every
+tau-th AR step (*refresh_period*). For example, with a start_step of 5 and a period of 9::
 
-1. *encoder cache*: the encoder computes only the class rows and the new tokens. It reads stored keys and values of the
-   earlier tokens. The published code has this cache, but the paper does not mention it.
-2. *token cache* (section 3.2.1): up to the *measuring block*, the decoder computes all rows. The attention values V of
-   this block show how much row i has changed since the previous pass. The later blocks compute only some rows:
+    AR step    0 ... 4     5         6       7       8       ...   13      14        15      ...
+    pass       refreshes   refresh   reuse   reuse   reuse         reuse   refresh   reuse
+                           r                 k'      k
 
-   - similarity: s_i = cos(V_i^k, V_i^k'), averaged over the attention heads;
-   - (8): the pass computes the rows of the wanted tokens, the rows of the new tokens, and other rows with the lowest
-     s_i. (The paper prints argmax, but the paper's text and code take the least similar rows.) ``schedule.py`` says how
-     many rows a pass computes. :class:`.RowSelection` chooses the rows; it also has the other strategies of the
-     paper's Table 3;
-   - (9): in the later blocks, the computed rows also attend to the stored keys and values of all other rows.
+Below, k is the AR step of a reuse pass, k' the AR step of the pass before it, and r the AR step of the last refresh.
 
-   The measuring block is the 3rd layer in the paper, but the 4th block in the published code
-   (:func:`.measuring_block`).
-3. *condition cache* (section 3.2.2): the transformer computes only the conditional branch. The pass estimates the
-   null branch, which does not read the class or prompt, from the conditional branch's features after the last block:
+A *row* is one vector of the encoder or the decoder: a token, or one of the *class rows*, which stand in front of the
+tokens (``../transformer.py`` calls them buffer rows). The *wanted* tokens are those whose conditions z the caller asks
+for, usually all tokens that AR step k decides. The *new* tokens were decided at the AR steps k' to k - 1, so the pass
+at k is the first pass that reads them. :class:`.RowSelection` has a picture.
 
-   - (10): residual = null^r - conditional^r;
-   - null^k = conditional^k + residual.
+The transformer has three caches. :class:`CacheSettings` can switch off each of them.
 
-The diffusion head has a fourth cache, in ``head.py``.
+1. The *encoder cache* stores the encoder's keys and values of the decided tokens. A reuse pass encodes only the class
+   rows and the new tokens. Its error: the encoder's output for an earlier token does not react to newer tokens before
+   the next refresh. The published code has this cache, but the paper does not mention it.
+2. The *token cache* (section 3.2.1) stores keys and values of all rows in the decoder's *later blocks*. These are the
+   blocks after the *measuring block* (:func:`.measuring_block`). A reuse pass computes all rows up to the measuring
+   block, but only some rows in the later blocks: the wanted rows, the new rows, and the rows that have changed most.
+   There, the computed rows also attend to the stored keys and values of all other rows (9). Its error: the stored keys
+   and values of a row are those of the last pass that computed this row in the later blocks.
+
+   The attention values V of the measuring block show how much row i has changed since k'. The similarity is
+   s_i = cos(V_i^k, V_i^k'), averaged over the attention heads. The rows of lowest s_i have changed most (8).
+   ``schedule.py`` says how many rows a reuse pass computes. :class:`.RowSelection` chooses the rows; it also has the
+   other strategies of the paper's Table 3.
+3. The *condition cache* (section 3.2.2) stores residual = null^r - conditional^r (10). It is the difference between the
+   features of the two branches of guidance after the decoder's last block. A reuse pass computes only the conditional
+   branch, and estimates the null branch, which does not read the class or prompt: null^k = conditional^k + residual.
+   Its error: the residual is that of AR step r.
+
+The diffusion head has a fourth cache, which reuses results of earlier diffusion steps. The files in reading order:
+``settings.py``; ``schedule.py``, what is known before the first AR step; ``transformer.py``, the three caches; and
+``head.py``, the fourth cache.
 
 The caches only change how the transformer and the head compute, so they combine with MAR, GtR, FastHybrid and CSpD.
 Differences from the published code:
@@ -48,7 +57,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -103,27 +112,39 @@ def with_caches(sampler: Callable[..., Sampler], *transformer_arguments: str) ->
     """Add LazyMAR's caches to a MAR sampler. The settings of the result include the fields of :class:`CacheSettings`
     (``settings.py``).
 
-    ``transformer_arguments``: names of the sampler's arguments that make a transformer. CSpD has two such arguments,
-    "make_transformer" and "make_draft_transformer"; all other samplers have only the first.
+    ``transformer_arguments``: names of the sampler's arguments that make a transformer. CSpD has two such arguments;
+    all other samplers have only "make_transformer". In this example, the first two lines do the same as the others::
+
+        lazy_cspd = with_caches(cspd, "make_transformer", "make_draft_transformer")
+        lazy_cspd(model, condition, settings, noise, draft=draft)
+
+        f = partial(lazy_transformer, settings=settings)
+        cspd(model, condition, settings, noise, make_transformer=f, make_draft_transformer=f, draft=draft)
     """
 
-    def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:
+    def run(model: MARModel, condition: ClassOrPrompt, settings: Any, noise: PairedNoise, **more: Any) -> Sampler:
         make_transformer = partial(lazy_transformer, settings=settings)
-        lazy = dict.fromkeys(transformer_arguments, make_transformer)
-        return sampler(model, condition, settings, noise, **lazy, **more)
+        keywords: dict[str, Any] = {name: make_transformer for name in transformer_arguments}
+        return sampler(model, condition, settings, noise, **keywords, **more)
 
     return run
 
 
-def check(model: MARModel, settings: MARBase, caches: CacheSettings | None = None) -> None:
-    """Check the settings of a sampler and of its caches against a model, before anything is loaded or computed.
+def check(model: MARModel, settings: LazyMARSettings) -> None:
+    """Check the settings of LazyMAR against a model, before anything is loaded or computed.
 
-    ``caches``: the settings of the caches; None if the class of ``settings`` also has their fields.
+    Raises:
+        UserError: see :func:`check_caches`.
+    """
+    check_caches(model, settings, settings)
+
+
+def check_caches(model: MARModel, settings: MARBase, caches: CacheSettings) -> None:
+    """Check the settings of a sampler and of its caches against a model. If the class of ``settings`` also has the
+    fields of :class:`CacheSettings`, pass the same object for ``settings`` and ``caches``.
 
     Raises:
         UserError: see :func:`samplers.mar.mar.check`; also if speculation is combined with the cache of the head.
     """
-    if caches is None:
-        caches = cast(CacheSettings, settings)
     check_mar(model, settings)
     expect_full_head(settings, head_period(caches, settings.diffusion_steps) == 1)

@@ -3,8 +3,13 @@
 Source: the published code of Yan et al. 2025, "LazyMAR" (ICCV 2025, arXiv 2503.12450). The paper's speed-ups include
 this cache, but the paper does not describe it.
 
+The file in reading order: the kinds of diffusion steps (:class:`CachedChainHead`), the shifts, scales and gates that
+each kind needs (:class:`Modulations`), and the computation of a step of each kind (:func:`evaluate_full` and
+:func:`evaluate_cached`).
+
 Shapes: N tokens of c channels, w head width, P branches. P is 2 with guidance: first the conditional branch, then the
-null branch, which does not read the class or prompt. P is 1 without guidance. In this file, a step is a diffusion step.
+null branch, which does not read the class or prompt. P is 1 without guidance. A batch of the head has R rows, a row for
+each token in each branch that the step computes. In this file, a step is a diffusion step.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ from ...chain import ChainHead, DiffusionBatch, HeadFactory, StepInputs, StepRes
 from .settings import CacheSettings, head_period
 
 # Blocks 1 to 4 are the *middle* blocks of the head. The cache holds the sum of what they add to the head's features.
-# Block 0 and the blocks from 5 on are the *outer* blocks. The cache holds the output of each outer block's MLP.
+# Block 0 and the blocks from 5 on are the *outer* blocks. The cache holds the output of each outer block's MLP. A small
+# head may have only some of these blocks.
 MIDDLE = range(1, 5)
 
 
@@ -42,11 +48,11 @@ class HeadSchedule(NamedTuple):
 
     kinds: list[StepKind]  # the kind of each step
     steps_of_kind: dict[StepKind, Tensor]  # indices of the steps of each kind, int64 on the device
-    uses_cache: bool  # whether any step reuses something
+    uses_cache: bool  # whether the period is above 1; if it is 1, all steps are full
 
 
 def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule:
-    """The schedule of ``steps`` diffusion steps. :class:`CachedChainHead` describes the kinds.
+    """The schedule of ``steps`` diffusion steps. :class:`CachedChainHead` describes the kinds of steps.
 
     The first step is full. A step is also full if the number of steps left after it is 0 or another multiple of
     ``period``. Any other step is an edge step if more than 90 % of all steps are left after it, and otherwise reused.
@@ -69,26 +75,25 @@ def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule
 
     steps_of_kind = {}
     for kind in StepKind:
-        which = [k for k in range(steps) if kinds[k] is kind]
-        steps_of_kind[kind] = to_device(torch.tensor(which, dtype=torch.int64), device)
+        indices = [k for k in range(steps) if kinds[k] is kind]
+        steps_of_kind[kind] = to_device(torch.tensor(indices, dtype=torch.int64), device)
     return HeadSchedule(kinds, steps_of_kind, uses_cache=period > 1)
 
 
 class CachedChainHead:
     """The diffusion head with LazyMAR's cache, for :func:`...chain.run_chain`.
 
-    A step computes a part of the head, or takes the result of the most recent step that computed it ("cached"):
+    There are three kinds of steps. A step computes a part of the head, or takes the result of the most recent step that
+    computed this part ("cached")::
 
-    =======================  ========  ========  ========
-    part                     full      edge      reused
-    =======================  ========  ========  ========
-    guidance [1]             computed  cached    cached
-    sum of blocks 1 to 4     computed  cached    cached
-    MLPs of outer blocks     computed  computed  cached
-    gates, last layer        computed  computed  computed
-    =======================  ========  ========  ========
+        part of the head                          full step   edge step   reused step
+        guidance                                  computed    cached      cached
+        sum of the middle blocks                  computed    cached      cached
+        MLPs of the outer blocks                  computed    computed    cached
+        gates of the outer blocks, last layer     computed    computed    computed
 
-    [1] What guidance adds to the noise that the conditional branch predicts. Only guidance needs the null branch.
+    The first line is what guidance adds to the noise that the conditional branch predicts. Only guidance needs the null
+    branch, so all steps but full steps compute only the conditional branch.
     """
 
     cache: HeadCache | None = None  # None only before the first step, which is full
@@ -107,18 +112,19 @@ class CachedChainHead:
         self.head = head
         self.outer = outer
         self.schedule = schedule
-        self.branches, self.tokens = batch.z.shape[:2]
+        self.branches, self.tokens = batch.z.shape[:2]  # P, N
         self.report = report  # counts the work
 
-        # An iterator for each kind, because run_chain takes the steps in order. Only full steps compute all branches.
-        condition = head.cond_embed(batch.z.flatten(0, 1))  # [P N, w], the conditional branch first
+        # For each kind, an iterator over the modulations of its steps; see step. Only full steps compute all branches.
+        all_branches = head.cond_embed(batch.z.flatten(0, 1))  # [P N, w], the conditional branch first
         self.modulations: dict[StepKind, Iterator[Modulations]] = {}
         for kind, steps in schedule.steps_of_kind.items():
-            computed = condition if kind is StepKind.FULL else condition[: self.tokens]
-            self.modulations[kind] = step_modulations(net, head, kind, outer, batch.table.times[steps], computed)
+            condition = all_branches if kind is StepKind.FULL else all_branches[: self.tokens]
+            self.modulations[kind] = step_modulations(net, head, kind, outer, batch.table.times[steps], condition)
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
-        """See :class:`...chain.ChainHead`.
+        """See :class:`...chain.ChainHead`. The caller takes the steps in the order 0, 1, 2, ..., so each call advances
+        the iterator of its kind by one step.
 
         At a full step, the head's output is [P, N, 2 c], and :func:`...chain.guide` applies guidance. At all other
         steps, the output is [1, N, 2 c] and already contains guidance; ``guide`` does not change it.
@@ -133,7 +139,10 @@ class CachedChainHead:
 
         assert self.cache is not None, "the first step is full"
         self.report.add(head_calls=1, head_rows=self.tokens, cached_calls=1)
-        result, new_cache = take_cached_step(self.net, self.head, inputs, modulations, self.outer, self.cache)
+        computes_mlps = kind is StepKind.EDGE
+        result, new_cache = take_cached_step(
+            self.net, self.head, inputs, modulations, self.outer, self.cache, computes_mlps
+        )
         if new_cache is not None:
             self.cache = new_cache
         return result
@@ -142,25 +151,29 @@ class CachedChainHead:
 class CachedHeadFactory(HeadFactory):
     """Makes heads with LazyMAR's cache, or without it if :func:`head_period` is 1."""
 
+    # The base class sets these fields. Here they have the types of MAR.
+    net: MAR
+    head: DiffusionHead
+
     def __init__(self, net: MAR, report: Report, settings: CacheSettings):
         super().__init__(net, net.head, report, BUDGET)
-        self.mar = net
-        self.denoiser = net.head
         self.settings = settings
-        self.outer = tuple(number for number in range(len(self.denoiser.res_blocks)) if number not in MIDDLE)
+        self.outer = tuple(number for number in range(len(self.head.res_blocks)) if number not in MIDDLE)
         self._schedules: dict[int, HeadSchedule] = {}  # by number of diffusion steps
 
     def is_full(self, steps: int) -> bool:
+        """See :meth:`.HeadFactory.is_full`."""
         return head_period(self.settings, steps) == 1
 
     def for_chain(self, batch: DiffusionBatch) -> ChainHead:
+        """See :meth:`.HeadFactory.for_chain`."""
         steps = len(batch.table.times)
         if steps not in self._schedules:
             self._schedules[steps] = head_schedule(steps, head_period(self.settings, steps), batch.x.device)
         schedule = self._schedules[steps]
         if not schedule.uses_cache:
             return super().for_chain(batch)
-        return CachedChainHead(self.mar, self.denoiser, batch, schedule, self.outer, self.report)
+        return CachedChainHead(self.net, self.head, batch, schedule, self.outer, self.report)
 
 
 # ------------------------------------------------------------------------------------------------ the modulations
@@ -173,42 +186,43 @@ class Modulations(NamedTuple):
     timestep and on the condition z.
     """
 
-    # One for each block at a full step, and one for each outer block at any other step. A reused step has no shifts and
-    # scales of blocks, because it computes no MLP.
+    # A full step has a shift, a scale and a gate for each block. An edge step has them for each outer block. A reused
+    # step has only a gate for each outer block, because it computes no MLP; then ``shifts`` and ``scales`` are empty.
     shifts: Sequence[Tensor]
     scales: Sequence[Tensor]
     gates: Sequence[Tensor]
-    of_last_layer: Sequence[Tensor]  # shift and scale
+    of_last_layer: tuple[Tensor, Tensor]  # shift and scale
 
 
 def step_modulations(
     net: MAR, head: DiffusionHead, kind: StepKind, outer: Sequence[int], times: Tensor, condition: Tensor
 ) -> Iterator[Modulations]:
     """The modulations of all steps of one kind, one step after another. Many steps are computed together, so the head
-    reads its weights only once for all these steps.
-
-    An edge step needs the modulations of the outer blocks, and a reused step needs only the gates of these blocks. All
-    steps need the modulations of the last layer.
+    reads its weights only once for all these steps. :class:`Modulations` says which modulations each kind needs.
 
     Args:
         outer: indices of the outer blocks.
-        times: embeddings of the timesteps of the S steps of this kind, [S, w].
+        times: embeddings of the timesteps of the steps of this kind, [number of steps, w]. All tokens have the same
+            steps, because :meth:`.HeadFactory.sample_both` does not join batches if the head has a cache.
         condition: embeddings of the conditions z, [R, w].
     """
     blocks = [*head.res_blocks] if kind is StepKind.FULL else [head.res_blocks[number] for number in outer]
-    modulations_of_step = len(blocks) * (1 if kind is StepKind.REUSED else 3) + 2
-    at_once = max(1, BUDGET // max(1, condition.numel() * modulations_of_step))  # number of steps
+    per_block = 1 if kind is StepKind.REUSED else 3
+    numbers_of_step = condition.numel() * (len(blocks) * per_block + 2)  # the last layer has 2 modulations
+    steps_at_once = max(1, BUDGET // max(1, numbers_of_step))
 
-    for some_times in times[:, None].split(at_once):
-        embedding = some_times + condition  # [at_once, R, w]
+    for some_times in times[:, None].split(steps_at_once):
+        embedding = some_times + condition  # [steps_at_once, R, w]
         if kind is StepKind.REUSED:
-            computed = head.gates(embedding, blocks) + head.modulations(embedding, ())
-            for m in for_each_step(net, computed):
-                yield Modulations((), (), gates=m[:-2], of_last_layer=m[-2:])
+            computed = [*head.gates(embedding, blocks), *head.modulations(embedding, ())]
+            for *gates, shift, scale in for_each_step(net, computed):
+                yield Modulations((), (), gates, (shift, scale))
         else:
-            # Shift, scale and gate of the first block, then of the second block, and so on.
-            for m in for_each_step(net, head.modulations(embedding, blocks)):
-                yield Modulations(m[0:-2:3], m[1:-2:3], m[2:-2:3], of_last_layer=m[-2:])
+            # Shift, scale and gate of the first block, then of the second block, and so on; then shift and scale of the
+            # last layer.
+            computed = head.modulations(embedding, blocks)
+            for *of_blocks, shift, scale in for_each_step(net, computed):
+                yield Modulations(of_blocks[0::3], of_blocks[1::3], of_blocks[2::3], (shift, scale))
 
 
 # ------------------------------------------------------------------------------------------------ a step of each kind
@@ -245,11 +259,15 @@ def take_cached_step(
     modulations: Modulations,
     outer: Sequence[int],
     cache: HeadCache,
+    computes_mlps: bool,
 ) -> tuple[StepResult, HeadCache | None]:
-    """Take an edge step or a reused step. Returns the result, and what the next steps reuse; None if they reuse the
-    same ``cache``, as after a reused step.
+    """Take an edge step or a reused step. Returns the result, and what the next steps reuse.
+
+    After a reused step, the next steps reuse the same ``cache``, and the second result is None: a CUDA graph copies all
+    tensors that it returns, so it should return only new tensors.
     """
-    out, new_cache = net.compiled(evaluate_cached, "diffusion head")(head, inputs, modulations, outer, cache)
+    evaluate = net.compiled(evaluate_cached, "diffusion head")
+    out, new_cache = evaluate(head, inputs, modulations, outer, cache, computes_mlps)
     return net.compiled(advance, "diffusion steps")(inputs, out), new_cache
 
 
@@ -261,16 +279,16 @@ def evaluate_full(
 
     Args:
         inputs: this function reads the tokens' states and guidance scales from them.
-        modulations: the modulations of all blocks.
+        modulations: the modulations of a full step.
         branches: P.
     """
     x = inputs.x
-    n = len(x)  # the first n of the P n rows below are the conditional branch
+    n = len(x)  # N; the first N of the R = P N rows below are the conditional branch
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
     shifts, scales, gates, of_last_layer = modulations
 
-    # 1. All blocks. ``before_middle`` and ``after_middle`` are the features before and after the middle blocks. If the
-    # head has no middle blocks, they are equal.
+    # 1. All blocks. ``before_middle`` and ``after_middle`` are the features before and after the middle blocks. Without
+    # middle blocks, they stay equal, so the cached sum is 0.
     h = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
     before_middle = after_middle = h
     mlps = []
@@ -290,8 +308,8 @@ def evaluate_full(
     last = head.final_layer.linear
     out = last(modulated(h, head.final_layer.norm_final, *of_last_layer).to(last.weight.dtype))
 
-    # 3. What guidance adds to the noise of the conditional branch: null + cfg (conditional - null) is
-    # conditional + (cfg - 1) (conditional - null). It adds 0 to the variance logits, the last c channels.
+    # 3. What guidance adds to the output of the conditional branch. The guided noise null + cfg (conditional - null)
+    # equals conditional + (cfg - 1) (conditional - null). Guidance adds 0 to the variance logits, the last c channels.
     if branches == 1:
         guidance_and_bias = last.bias.repeat(n, 1)
     else:
@@ -302,28 +320,33 @@ def evaluate_full(
 
 
 def evaluate_cached(
-    head: DiffusionHead, inputs: StepInputs, modulations: Modulations, outer: Sequence[int], cache: HeadCache
+    head: DiffusionHead,
+    inputs: StepInputs,
+    modulations: Modulations,
+    outer: Sequence[int],
+    cache: HeadCache,
+    computes_mlps: bool,
 ) -> tuple[Tensor, HeadCache | None]:
     """Compute the head, but take the middle blocks and guidance from ``cache``. Returns the head's output, fp32
     [1, N, 2 c] (see :func:`evaluate_full`), and what the next steps reuse; None if this does not change.
 
     Args:
         inputs: this function reads only the tokens' states from them.
-        modulations: the modulations of the outer blocks. At a reused step, they have no shifts and scales, and the
-            outputs of the MLPs come from ``cache`` too.
+        modulations: the modulations of an edge step or a reused step.
         outer: indices of the outer blocks.
+        cache: what the most recent steps stored.
+        computes_mlps: True at an edge step. False at a reused step, which takes the outputs of the MLPs from ``cache``.
     """
     shifts, scales, gates, of_last_layer = modulations
-    computes_mlps = len(shifts) > 0
-    mlps = [] if computes_mlps else cache.mlps
 
-    # 1. The outer blocks.
+    # 1. The outer blocks, and between them the cached sum of the middle blocks.
     h = head.input_proj(inputs.x.to(head.input_proj.weight.dtype))
+    mlps = []
     for i, number in enumerate(outer):
-        if computes_mlps:
-            block = cast(HeadBlock, head.res_blocks[number])
-            mlps.append(block.mlp(modulated(h, block.in_ln, shifts[i], scales[i])))
-        h = torch.addcmul(h, gates[i], mlps[i])
+        block = cast(HeadBlock, head.res_blocks[number])
+        mlp = block.mlp(modulated(h, block.in_ln, shifts[i], scales[i])) if computes_mlps else cache.mlps[i]
+        mlps.append(mlp)
+        h = torch.addcmul(h, gates[i], mlp)
         if number + 1 == MIDDLE.start:  # the middle blocks come next
             h = h + cache.middle
 

@@ -17,16 +17,19 @@ from ..fasthybrid.settings import FastHybridSettings
 from ..gtr.settings import GtRSettings
 from ..settings import DiSASettings, MARBase, SpeculationSettings
 
-# In a diffusion of 100 steps, every HEAD_PERIOD-th step computes the diffusion head in full, as in LazyMAR's published
-# code.
+# In a diffusion of 100 steps, every HEAD_PERIOD-th diffusion step computes the diffusion head in full, as in LazyMAR's
+# published code. See head_period for other numbers of diffusion steps.
 HEAD_PERIOD = 7
 
-# In each call of ``knob``: first the default and the tooltip, then the range.
+# In each call of ``knob``: first the default and the tooltip, then the range. The code and the tooltip of start_step
+# count AR steps from 0. The tooltip of ratio_schedule counts them from 1.
 
 
 @dataclass(frozen=True)
 class CacheSettings(HeadGuarantees):
-    """Settings of LazyMAR's caches (ICCV 2025): what a sampler reuses from earlier steps, and for how long."""
+    """Settings of LazyMAR's caches (Yan et al. 2025): what a sampler reuses from earlier AR steps and diffusion steps,
+    and for how long.
+    """
 
     # The removed setting ``block`` chose the decoder block that measures how much a token has changed. Now
     # measuring_block in lazy/schedule.py chooses this block. HEAD_PERIOD replaces the removed setting ``head_period``.
@@ -77,6 +80,7 @@ class CacheSettings(HeadGuarantees):
 
     @property
     def approximates(self) -> bool:
+        """See :attr:`.HeadGuarantees.approximates`. If refresh_period is 1, all caches are off."""
         caches = self.condition_cache or self.token_cache or self.head_cache or self.encoder_cache
         return (self.refresh_period > 1 and caches) or super().approximates
 
@@ -89,10 +93,11 @@ class CacheSettings(HeadGuarantees):
 
 
 def head_period(settings: CacheSettings, steps: int) -> int:
-    """Number of diffusion steps from one full call of the head to the next; 1 if every step computes the head in full.
+    """Number of diffusion steps from one full call of the head to the next; 1 if every diffusion step computes the head
+    in full.
 
     The period is proportional to ``steps``, the number of all diffusion steps, because the error depends on the period
-    divided by ``steps``.
+    divided by ``steps``. If ``refresh_period`` is 1, all caches are off, even the head's.
     """
     if settings.refresh_period == 1 or not settings.head_cache:
         return 1

@@ -429,7 +429,7 @@ def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
         # canvas; the encoder holds tokens until the next refresh.
         encoded = c.buffer + canvas.order.count_before[8]
         numbers = live * c.dim * (rows * (2 * 3 + 1 + 1) + 2 * c.encoder_depth * encoded)
-        numbers += 2 * c.tokens * c.dim if cache.residual is not None else 0
+        numbers += 2 * c.tokens * c.dim if cache.condition is not None else 0
         assert 4 * numbers == canvas.report.counts["cache_bytes"]
 
 
