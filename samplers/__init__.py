@@ -48,7 +48,7 @@ P       branches of guidance
 R       batch rows of a transformer: usually R = P B, branch by branch
 N       rows of a diffusion
 S       diffusion steps
-C       width of the transformer: numbers in an output vector, and so in a condition z
+D       width of the transformer: numbers in an output vector, and so in a condition z
 c       channels: numbers in a token, if its value is a vector
 ======  ==============================================================================================================
 """

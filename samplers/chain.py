@@ -49,7 +49,7 @@ MODULATION_BUDGET = 1 << 27
 class DiffusionBatch:
     """N rows to sample, in their states before the first of S steps."""
 
-    z: Tensor  # conditions [P, N, *, C] in the dtype of the head; with guidance, the null branch is last
+    z: Tensor  # conditions [P, N, *, D] in the dtype of the head; with guidance, the null branch is last
     cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; if P = 3, two scales, fp32 [N, 1 ..., 2], see guide
     x: Tensor  # states before the first step, fp32 [N, *, c]
     # Noise of the steps, fp32 [S, N, *, c]. If the last step adds no noise, its entry may be absent: [S - 1, N, *, c].
@@ -198,7 +198,7 @@ class HeadNetwork(Protocol):
     scales, shifts and gates of the head's layers. They depend on a condition and a time, but not on the state.
     """
 
-    cond_embed: Any  # a layer that turns conditions [..., C] into embeddings [..., w]
+    cond_embed: Any  # a layer that turns conditions [..., D] into embeddings [..., w]
 
     @property
     def modulation_numbers(self) -> int:

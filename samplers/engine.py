@@ -84,8 +84,8 @@ class Step:
     """
 
     # Progress: ``done`` of ``total``. Most samplers count passes, called AR steps in MAR. In FastHybrid, the images may
-    # be at different AR steps, so ``done`` is the mean over the images, rounded down. BitDance counts calls of the
-    # diffusion head. tokens/jacobi.py counts the cells whose values are final, in the image with the fewest such cells.
+    # be at different AR steps, so ``done`` is the mean over the images, rounded down. BitDance counts steps of its
+    # diffusions. tokens/jacobi.py counts the cells whose values are final, in the image with the fewest such cells.
     # MuLo-SD counts each cell twice, see progress_of_draft in tokens/mulosd/drafting.py.
     done: int
     total: int

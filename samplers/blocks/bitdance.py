@@ -2,7 +2,7 @@
 
 Source: "BitDance" (arXiv 2602.14041) and its published code.
 
-Shapes: B images, L tokens of c bits each, K tokens in a block, transformer width C. The transformer runs on R batch
+Shapes: B images, L tokens of c bits each, K tokens in a block, transformer width D. The transformer runs on R batch
 rows. Without guidance, R is B, one row for each image. With guidance, R is 2 B: the last B rows are the null branch,
 which reads the null condition. In each block, the diffusion samples N of these R rows, the first ones:
 
@@ -99,16 +99,16 @@ def bitdance(
 
 class BlockLook:
     """The transformer with its KV cache. ``look(block)`` returns the conditions for the tokens of a block, fp32
-    [R, K, C]. The transformer computes them from all blocks before this block.
+    [R, K, D]. The transformer computes them from all blocks before this block.
     """
 
     def __init__(self, canvas: BlockCanvas, inputs: Inputs):
         self.canvas = canvas
         self.inputs = inputs
         self.net = canvas.model.net
-        self.position_embeddings = self.net.places(canvas.grid)  # position embeddings, fp32 [L, C]
+        self.position_embeddings = self.net.places(canvas.grid)  # position embeddings, fp32 [L, D]
         self.cache: Any = None  # the network's KV cache; None before the first pass
-        self.hidden: Tensor | None = None  # the network's output for the newest block in the cache, [R, K, C]
+        self.hidden: Tensor | None = None  # the network's output for the newest block in the cache, [R, K, D]
         self.fed = 0  # number of image tokens in the cache
 
     def __call__(self, block: int) -> Tensor:
@@ -166,7 +166,7 @@ class BlockDiffusion:
             self.tables[count] = step_table(calls.steps, net.denoiser.times(times)), times
 
     def denoise(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Denoise a block from its ``conditions``, fp32 [R, K, C]. After every call of the head (with speculation,
+        """Denoise a block from its ``conditions``, fp32 [R, K, D]. After every call of the head (with speculation,
         after every window), yields two values: how many of the ``steps_of[block]`` steps every row has done, and the
         states, fp32 [N, K, c]. With speculation, the rows may have done different numbers of steps; the slowest row
         counts.

@@ -1,6 +1,6 @@
 """BitDance's canvas, which holds the tokens so far, and what the transformer reads before the first block.
 
-``bitdance.py`` explains the shapes (B, L, c, K, C, R, N), the null branch and the token order. ``checks.py`` checks a
+``bitdance.py`` explains the shapes (B, L, c, K, D, R, N), the null branch and the token order. ``checks.py`` checks a
 run's inputs.
 """
 
@@ -26,9 +26,9 @@ from .settings import BlockSettings
 class Inputs(NamedTuple):
     """What the transformer reads before the first block is sampled."""
 
-    prefix: Tensor  # embeddings of the condition, [R, n, C]
+    prefix: Tensor  # embeddings of the condition, [R, n, D]
     lengths: Tensor | None  # number of valid embeddings in each prefix, int64 [R]; None if all n are valid
-    first: Tensor  # embeddings after the prefix, [R, K, C]; the input before block 0, in place of a block
+    first: Tensor  # embeddings after the prefix, [R, K, D]; the input before block 0, in place of a block
 
 
 @dataclass(eq=False)

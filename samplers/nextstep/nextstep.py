@@ -7,7 +7,7 @@ the token. Guidance mixes the head's predictions for several *branches*. Each br
 Source: NextStep-1 (arXiv 2508.10711) and its published code.
 
 Shapes: B images, L tokens per image, c numbers per token, P branches of guidance, R = P B batch rows in a pass of the
-language model, branch by branch, and C numbers per condition.
+language model, branch by branch, and D numbers per condition.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ def tokens_one_by_one(canvas: NextStepCanvas) -> Sampler:
 
 class TokenLook:
     """The look of ``engine.py``: runs the language model, with a KV cache. The look returns the conditions of a token,
-    [R, 1, C]. The model computes them from the prompts and all tokens before this token.
+    [R, 1, D]. The model computes them from the prompts and all tokens before this token.
     """
 
     def __init__(self, canvas: NextStepCanvas):
         self.canvas = canvas
         self.net = canvas.model.net
         self.cache: Any = None  # the network's KV cache; None before the first pass
-        # Conditions of the token whose index is ``fed``, [R, 1, C]; None before the first pass.
+        # Conditions of the token whose index is ``fed``, [R, 1, D]; None before the first pass.
         self.conditions: Tensor | None = None
         self.fed = 0  # number of image tokens in the cache
 
@@ -155,7 +155,7 @@ class TokenFlow:
             self.tables[count] = step_table(solver_flow.steps, net.head.times(times))
 
     def __call__(self, cell: int, cells: Tensor, z: Tensor) -> Tensor:
-        """Sample the token at ``cell`` in all images, fp32 [B, 1, c], from its conditions z, [R, 1, C]."""
+        """Sample the token at ``cell`` in all images, fp32 [B, 1, c], from its conditions z, [R, 1, D]."""
         values = self.run_batch(cell, self.batch(cell, z))
         if self.canvas.settings.use_norm:
             values = normed(values)
@@ -165,7 +165,7 @@ class TokenFlow:
         """The diffusion batch of the token at ``cell``, before its first step: one row for each image."""
         count = self.counts[cell]
         return DiffusionBatch(
-            z=z[:, 0].unflatten(0, (self.canvas.branches.number, -1)).to(self.dtype),  # [P, B, C]
+            z=z[:, 0].unflatten(0, (self.canvas.branches.number, -1)).to(self.dtype),  # [P, B, D]
             cfg=self.canvas.scales[cell].expand(self.canvas.images, -1),  # [B, 1], or [B, 2] if P = 3
             x=self.noise.start[:, cell],
             noise=noise_for_steps(self.noise.steps[:, :, cell], count),

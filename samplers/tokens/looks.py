@@ -12,7 +12,7 @@ The file has, in this order:
 6. two small functions, about guided passes and about hidden rows.
 
 Shapes: B images with L cells each; R batch rows, one for each image in each branch of guidance; m fed rows. A *hidden
-row* is the transformer's output for a fed row: C numbers.
+row* is the transformer's output for a fed row: D numbers.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class CachedTransformer:
         ``null``: whether the null branch runs too. ``image``: m tokens that the transformer reads after the condition,
         int64 [B, m]; None: it reads only the condition.
 
-        Returns hidden rows [R, 1 + m, C]. Row i predicts cell i.
+        Returns hidden rows [R, 1 + m, D]. Row i predicts cell i.
         """
         report = self.canvas.report
         condition = self.condition
@@ -191,7 +191,7 @@ class CachedTransformer:
         return hidden
 
     def feed(self, tokens: Tensor, fed: FedRows, null: bool) -> Tensor:
-        """Feed the m rows ``fed``. Returns their hidden rows [R, m, C].
+        """Feed the m rows ``fed``. Returns their hidden rows [R, m, D].
 
         ``tokens``: the images' tokens so far, int64 [B, L + 1]. ``null``: whether the null branch is fed too.
         """
@@ -267,7 +267,7 @@ class ScheduleLook:
         self.table = DeviceTable(schedule, serial_slots(schedule), transformer.cache.prefix, canvas.device)
 
     def __call__(self, k: int, cells: Tensor) -> Tensor:
-        """Run pass k, and return the hidden rows [R, n, C] that predict its n ``cells``."""
+        """Run pass k, and return the hidden rows [R, n, D] that predict its n ``cells``."""
         fed, predicted_by = self.table.pass_rows(k)
         hidden = self.transformer.feed(self.transformer.canvas.values, fed, self.reads_null[k])
         return hidden[:, predicted_by]
@@ -291,8 +291,8 @@ def last_guided_pass(guided: Sequence[bool]) -> int:
 
 
 def chosen_rows(hidden: Tensor, index: Tensor) -> Tensor:
-    """Choose n of the m ``hidden`` rows, [R, m, C], by ``index``, int64 [B, n]. All branches use the same index.
-    Returns [R, n, C].
+    """Choose n of the m ``hidden`` rows, [R, m, D], by ``index``, int64 [B, n]. All branches use the same index.
+    Returns [R, n, D].
     """
     branches = len(hidden) // len(index)  # R / B
     index_of_batch_row = index.repeat(branches, 1)[..., None]

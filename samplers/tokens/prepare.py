@@ -52,7 +52,7 @@ class PreparedCondition:
         return 2 if self.part_share > 0 else 1
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
-        """The condition rows of E entries in P branches, [P E, n, C]: all entries of the first branch, then all entries
+        """The condition rows of E entries in P branches, [P E, n, D]: all entries of the first branch, then all entries
         of the next branch. E is B, or U if several images share a prompt. ``null``: whether the null branch is one of
         the branches.
         """

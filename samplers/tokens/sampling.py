@@ -12,7 +12,7 @@ The file has, in this order:
    (:func:`tempered`).
 
 Shapes: B images of L cells; R batch rows, one for each image in each branch (see :class:`.PreparedCondition`); n cells
-of a pass; C channels of a hidden row; V values of a token. The tokens of the images are int64 [B, L + 1], because the
+of a pass; D channels of a hidden row; V values of a token. The tokens of the images are int64 [B, L + 1], because the
 last entry is for padding (see :class:`.TokenCanvas`).
 """
 
@@ -113,7 +113,7 @@ class TokenDraw:
 
     def of_schedule(self, schedule: Schedule) -> Draw:
         """The draw of :func:`.engine.run_passes` for a schedule: a function of a pass k, the n cells of the pass, and
-        the hidden rows that predict these cells, [R, n, C]. The function returns the cells' tokens, int64 [B, n].
+        the hidden rows that predict these cells, [R, n, D]. The function returns the cells' tokens, int64 [B, n].
         """
         guided = guided_passes(self.canvas.sampling, schedule)
 
@@ -126,7 +126,7 @@ class TokenDraw:
         """Sample tokens, int64 [B, n], for cells.
 
         Args:
-            hidden: the hidden rows that predict the cells, [R, n, C].
+            hidden: the hidden rows that predict the cells, [R, n, D].
             guidance: the guidance of these cells.
             cells: int64 [n], or [B, n] if the images have different cells.
             so_far: all tokens of the images so far, int64 [B, L + 1], for the repetition penalty.
@@ -138,7 +138,7 @@ class TokenDraw:
         return new.tokens
 
     def logits(self, hidden: Tensor, guidance: Guidance) -> Tensor:
-        """The logits of hidden rows [R, n, C] after classifier-free guidance, fp32 [B, n, V]."""
+        """The logits of hidden rows [R, n, D] after classifier-free guidance, fp32 [B, n, V]."""
         result = guided_logits(self.net, self.setup, hidden, guidance)
         self.canvas.watch(*result.norms)
         return result.logits
@@ -194,7 +194,7 @@ def tokens_from_hidden(
 
 
 def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidance) -> GuidedLogits:
-    """Apply guidance to the logits of ``hidden`` rows, [R, n, C]."""
+    """Apply guidance to the logits of ``hidden`` rows, [R, n, D]."""
     # 1. The logits of all branches. The first branch reads the condition. There may be a branch that reads a part of
     #    the condition, and a branch that reads the null condition.
     cell_count = hidden.shape[1]

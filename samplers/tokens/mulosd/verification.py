@@ -15,7 +15,7 @@ the code and of its neighbours. The file has, in this order:
 The transformer's output for a fed token is a *hidden row*. It predicts the cell after this token.
 
 Shapes: B images; R batch rows, which are B or, with guidance, 2 B; G x G cells of the target's grid; n cells of a block
-of h grid rows; a cells of a wave; m fed tokens; C channels of a hidden row; V codes, each with k neighbours.
+of h grid rows; a cells of a wave; m fed tokens; D channels of a hidden row; V codes, each with k neighbours.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class BlockVerifier:
     def verify(self, block: Block) -> tuple[Tensor, np.ndarray]:
         """Stage 3: verify the drafts of a block in one causal pass. The host waits for the device here.
 
-        Returns the hidden rows [R, n, C] that predict the cells of the block, and the rejected drafts R_T, bool
+        Returns the hidden rows [R, n, D] that predict the cells of the block, and the rejected drafts R_T, bool
         [B, h, G].
         """
         canvas = self.canvas
@@ -94,7 +94,7 @@ class BlockVerifier:
     def feed_block(self, block: Block) -> Tensor:
         """Feed the drafts of a block, and feed the previous block again to update its keys and values.
 
-        Returns the hidden rows [R, n, C] that predict the cells of the block.
+        Returns the hidden rows [R, n, D] that predict the cells of the block.
         """
         canvas = self.canvas
         end = block.cells.stop - 1  # the last cell of the block is not fed: it would predict a cell outside the block
@@ -115,7 +115,7 @@ class BlockVerifier:
         The target's probabilities are taken after guidance, temperature, top-k, top-p and ``entropy_temperature``; the
         paper leaves this open.
 
-        ``hidden``: the hidden rows that predict these cells, [R, n, C].
+        ``hidden``: the hidden rows that predict these cells, [R, n, D].
 
         FastAR does not record this function as a CUDA graph. A recording would save little time, because the kernels of
         a whole block take longer than their launches. It would also keep the memory of the logits occupied.
@@ -165,7 +165,7 @@ class BlockVerifier:
 
         Args:
             block: the block.
-            hidden: from :meth:`verify`, [R, n, C]. These rows predict all cells of the block, so wave 0 needs no pass
+            hidden: from :meth:`verify`, [R, n, D]. These rows predict all cells of the block, so wave 0 needs no pass
                 of its own. Wave 0 is yielded even if no cell is resampled.
             repair: the waves of the block.
         """
@@ -189,7 +189,7 @@ class BlockVerifier:
             yield progress_of_repair(block, wave_index + 1, len(waves)), verdict
 
     def feed_wave(self, block: Block, wave: Wave) -> Tensor:
-        """Feed the cells ``wave.fed`` of a block. Returns their hidden rows, [R, m, C]."""
+        """Feed the cells ``wave.fed`` of a block. Returns their hidden rows, [R, m, D]."""
         canvas = self.canvas
         fed = to_device(self.on_canvas(block, wave.fed), canvas.device)
 
@@ -222,7 +222,7 @@ class BlockVerifier:
         """Sample a token for each of the ``cells``. Returns the tokens, int64 [B, a].
 
         Args:
-            hidden: hidden rows, [R, m, C].
+            hidden: hidden rows, [R, m, D].
             predicted_by: for each cell, the index of the hidden row that predicts this cell, int64 [B, a].
             cells: a cells for each image, int64 [B, a].
         """
