@@ -20,8 +20,8 @@ from ...samplers.mar.canvas import MARCanvas, TokenIndex
 from ...samplers.mar.cspd import make_prefill_diffusion, speculate
 from ...samplers.mar.cspd.mode import MARDrafter, PathDensity
 from ...samplers.mar.cspd.rejection import (
+    MAX_PROPOSALS,
     PUBLISHED_RULE,
-    TRIES,
     Published,
     Rejection,
     RejectionNoise,
@@ -79,7 +79,7 @@ class _Verification:
     def decide(self, flat: Iterator[Tensor], normals: Iterator[Tensor]) -> Tensor:
         """Resulting tokens; consumes recorded draws until all are decided."""
         out, left = torch.where(self.accepted[:, None], self.token, 0), ~self.accepted
-        while bool(left.any()) and len(self.normals) < TRIES:
+        while bool(left.any()) and len(self.normals) < MAX_PROPOSALS:
             self.normals.append(next(normals))
             self.uniforms.append(next(flat))
             drawn = self.p.mean + self.p.log_std.exp() * self.normals[-1]

@@ -44,6 +44,7 @@ from .mode import MARDrafter, Mode
 from .rejection import Paper, Published
 from .settings import CSpDSettings
 
+# The keys are the choices of the setting ``mode``, see settings.py.
 MODES: dict[str, type[Mode]] = {
     "published": Published,
     "paper": Paper,

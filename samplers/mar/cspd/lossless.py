@@ -9,8 +9,8 @@ The target accepts a path up to its first rejected diffusion step. For this step
 Gaussians (``coupling.py``) gives a new state, and from there the target samples the rest of the path. So every token is
 a sample of the target, given the tokens before it. The token depends neither on the draft length nor on the batch.
 
-A token counts as accepted if its whole path is accepted. After an AR step with a rejected token, all later drafts are
-discarded, because the target computed their z from the rejected token. Two different models rarely agree on a whole
+A draft counts as accepted if its whole path is accepted. After an AR step with a rejected draft, all later drafts are
+discarded, because the target computed their z from the rejected draft. Two different models rarely agree on a whole
 path, because the last diffusion steps add almost no noise.
 
 Shapes: B images, and n tokens of an image in an AR step.
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...diffusion_steps import StepTable
 from ...noise import CounterRNG, StreamNoise
 from ...speculation import Speculation
 from ..canvas import MARCanvas
@@ -33,17 +34,22 @@ from .mode import MARDrafter, Mode, Paths
 
 
 class Lossless(Mode):
-    """Draft several AR steps, and decide them up to and including the first with a rejected token in any image."""
+    """Draft several AR steps, and decide them up to and including the first with a rejected draft in any image."""
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
-        self.table = canvas.step_table(canvas.settings.diffusion_steps)
         # Number of AR steps that the newest segment accepted. The first segment drafts as if a segment before it had
         # accepted draft_length AR steps.
         self.accepted_ar_steps = canvas.settings.draft_length
 
+    @staticmethod
+    def make_table(canvas: MARCanvas) -> StepTable:
+        return canvas.step_table(canvas.settings.diffusion_steps)
+
     def segment(self, first: int) -> Iterator[int]:
-        """Draft AR steps from ``first`` on, and decide them up to and including the first with a rejected draft."""
+        """Draft AR steps from ``first`` on, and decide them up to and including the first with a rejected draft in any
+        image.
+        """
         # 1. Draft at most twice as many AR steps as the previous segment accepted, but at least one.
         count = min(self.canvas.settings.draft_length, max(1, 2 * self.accepted_ar_steps))
         ar_steps = range(first, min(first + count, self.canvas.order.steps))

@@ -71,7 +71,15 @@ class Paths(NamedTuple):
     ``paper``: it adds no noise, as in MAR, so the token is the mean.
 
     The modes need the stds for two purposes. :meth:`drafted_steps` describes the noise that was really added.
-    :meth:`density` describes the density of the rule, which needs a std even where no noise was added.
+    :meth:`density` describes the density of the rule, which needs a std even where no noise was added. The methods give
+    these stds:
+
+    ======================  ============================  ==============================
+    method                  diffusion steps 0 to S - 2    last diffusion step
+    ======================  ============================  ==============================
+    :meth:`drafted_steps`   T s                           T s, or 0 if it added no noise
+    :meth:`density`         s                             T s
+    ======================  ============================  ==============================
     """
 
     states: Tensor  # fp32 [N, S + 1, channels]; the first state is noise, the last state is the token
@@ -101,6 +109,7 @@ class Paths(NamedTuple):
         added: T s, or 0 in a last diffusion step without noise.
         """
         mean, log_std = self.predicted
+        # The sum is a new tensor, so the assignment below leaves ``predicted`` as it is.
         log_std_of_noise = log_std + (math.log(self.temperature) if self.temperature else -math.inf)
         if not self.adds_last_noise:
             log_std_of_noise[:, -1] = -math.inf
@@ -116,6 +125,7 @@ class Paths(NamedTuple):
     @staticmethod
     def concatenated(parts: Sequence[Paths]) -> Paths:
         """Join several parts, one part after another. All parts have the same temperature and ``adds_last_noise``."""
+        assert len({(part.temperature, part.adds_last_noise) for part in parts}) == 1
         states = torch.cat([part.states for part in parts])
         mean = torch.cat([part.predicted.mean for part in parts])
         log_std = torch.cat([part.predicted.log_std for part in parts])
@@ -139,6 +149,7 @@ def sample_paths(heads: HeadFactory, batch: DiffusionBatch, adds_last_noise: boo
         batch: a batch whose table comes from :func:`table_with_last_std`.
         adds_last_noise: whether the last diffusion step adds noise, as all others do. If not, the tokens are its means.
     """
+    assert batch.table.ends_with_noise, "this table has no std for the last diffusion step"
     states = [batch.x]
     means = []
     log_stds = []
@@ -201,6 +212,8 @@ class MARDrafter:
             z = self.transformer(step, positions)
             batch = self.draft_canvas.batch(self.table, tokens, z, noise)
             paths = sample_paths(self.heads, batch, self.adds_last_noise)
+            # Write the drafts to the tensor of tokens that both canvases share. This decides no token: the target
+            # does that later, with MARCanvas.decide.
             drafts = paths.tokens.view(*positions.shape, -1)
             self.target_canvas.values.scatter_(1, positions[..., None].expand_as(drafts), drafts)
             self.drafted.scatter_(1, positions, True)
@@ -248,7 +261,6 @@ class Mode(ABC):
     """
 
     adds_last_noise: ClassVar[bool] = False  # whether the last diffusion step of a path adds noise, see Paths
-    table: StepTable  # the diffusion steps of the target; each subclass sets them
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         """``canvas`` and ``transformer`` are the target's. ``noise``: the noise of the target's diffusion. The draft
@@ -263,6 +275,12 @@ class Mode(ABC):
         self.heads = HeadFactory(net, net.head, canvas.report, BUDGET)
         # Keys of the random numbers with which drafts are verified, int64 [B, L].
         self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
+        self.table = self.make_table(canvas)
+
+    @staticmethod
+    @abstractmethod
+    def make_table(canvas: MARCanvas) -> StepTable:
+        """The diffusion steps of the target, for the batches in which it verifies drafts."""
 
     @abstractmethod
     def segment(self, first: int) -> Iterator[int]:
@@ -270,8 +288,11 @@ class Mode(ABC):
 
         After each AR step, yields the index of the next AR step, so that the caller can show a partial result. The next
         segment starts at the last of these indices. For example, a segment that decides the AR steps 4 and 5 yields 5
-        and 6. In mode *published*, an AR step counts as soon as it is drafted.
+        and 6. In mode *published*, the yield after an AR step comes when this AR step is drafted. Only the last yield
+        of the segment comes after the tokens are decided.
         """
+
+    # The modes paper and lossless use the next two methods. In mode published, a pass does not read the drafts.
 
     def passes(self, ar_steps: range) -> list[range]:
         """The AR steps that each pass of the target's transformer evaluates: all ``ar_steps`` in one pass or, if the

@@ -9,8 +9,9 @@ last. The *rule* of the paper has two parts:
 
 1. A draft x is accepted with probability min(1, r(x)), where r(x) = Sigma p(x) / q(x) (equation 5).
 2. A sample of max(0, Sigma p - q), normalised, replaces a rejected draft (equation 6). To get this sample, CSpD makes
-   *tries*. Each try samples a *proposal* x from p, and accepts it with probability max(0, 1 - 1 / r(x)). The first
-   accepted proposal is the sample (equations 10 and 11). The report counts the tries as ``redraws``.
+   *proposals*, one after another. A proposal x is a sample of p, and it is accepted with probability
+   max(0, 1 - 1 / r(x)). The first accepted proposal is the sample (equations 10 and 11). The report counts the
+   proposals up to this one as ``redraws``.
 
 Our copy of the paper lacks equations 5 and 11, so we derived them from the text around them. If Sigma is 1, as in
 models that do not learn their variances, the result is a sample of p. With learned variances it is not: the rule treats
@@ -34,19 +35,18 @@ import torch
 from torch import Tensor
 
 from ....networks.torch_state import to_device
+from ...diffusion_steps import StepTable
 from ...noise import CounterRNG, StreamNoise
 from ..canvas import MARCanvas, TokenIndex
 from ..transformer import Transformer
 from .mode import MARDrafter, Mode, PathDensity, Paths, sample_paths, table_with_last_std
 
-# Largest number of tries for a rejected token, as in the published code.
-TRIES = 100
-# A token's tries are numbered from 1. All tokens make the first tries, so the host need not wait to learn which drafts
-# are rejected. Only the rejected tokens that still need a value make the later tries.
-_FIRST_TRIES = range(1, 11)
-_LATER_TRIES = range(11, TRIES + 1)
-# Stands in place of the number of a token's accepted try: no try is accepted so far.
-_NONE_ACCEPTED = 0
+# Largest number of proposals for a rejected token, as in the published code.
+MAX_PROPOSALS = 100
+# A token's proposals are numbered from 0. All tokens get the first proposals, so the host need not wait to learn which
+# drafts are rejected. Only the rejected tokens that still need a value get the later proposals.
+_FIRST_PROPOSALS = range(10)
+_LATER_PROPOSALS = range(10, MAX_PROPOSALS)
 # Lanes of a token's random numbers: independent sequences, see noise.py. The lanes below 1 << 20 belong to the token's
 # diffusion steps (speculation.py).
 _ACCEPTANCE, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
@@ -62,7 +62,11 @@ class Rule(NamedTuple):
 
 
 PAPER_RULE = Rule(sigma_power=1, draft_std_factor=1.0)
-# The published code divides by Sigma. In the r of a draft, it also multiplies the stds of p and q by 42.
+# The published code divides by Sigma. In the r of a draft, it also multiplies the stds of p and q by 42, the default of
+# its option inner_temperature (see ``removed`` in settings.py). The std of the last diffusion step is so small that
+# without the factor, hardly any draft is near enough to the target's mean. With the factor, the distance hardly
+# matters: r depends mainly on the two models' stds. On the demo model, the target then accepts about a quarter of the
+# drafts, and in mode paper none (docs/tables.md).
 PUBLISHED_RULE = Rule(sigma_power=-1, draft_std_factor=42.0)
 
 
@@ -118,11 +122,12 @@ class RejectionNoise:
         return rng.normal(_NORMAL, first, count, channels), rng.uniform(_UNIFORM, first, count)
 
 
-class Tried(NamedTuple):
-    """What some tries give for each of N tokens. Both fields are on the device."""
+class FirstAccepted(NamedTuple):
+    """The first accepted one of several proposals, for each of N tokens. All fields are on the device."""
 
-    value: Tensor  # the first accepted proposal, fp32 [N, channels]; zeros if none is accepted
-    d_accepted_try: Tensor  # the number of the try that made this proposal, int64 [N]; _NONE_ACCEPTED if there is none
+    value: Tensor  # the proposal, fp32 [N, channels]; zeros if none is accepted
+    d_found: Tensor  # whether one is accepted, bool [N]
+    d_index: Tensor  # which of these proposals it is, counted from 0, int64 [N]; without meaning if none is accepted
 
 
 class VerifiedTokens(NamedTuple):
@@ -132,15 +137,25 @@ class VerifiedTokens(NamedTuple):
     # rejected.
     values: Tensor
     accepted: Tensor  # bool [N], whether the draft was accepted
-    tries: Tensor  # int64 [N], number of tries up to the accepted proposal; 0 if the draft was accepted
+    # int64 [N], number of proposals up to and including the accepted one; MAX_PROPOSALS if all were rejected; 0 if the
+    # draft was accepted.
+    proposal_counts: Tensor
     has_value: Tensor  # bool [N], False if the draft and all proposals were rejected
 
     def counts(self, counted: Tensor | slice = slice(None)) -> dict[str, int]:
         """Counts for the report, over the tokens for which ``counted``, bool [N], is True; by default, over all."""
         return {
-            "redraws": int(self.tries[counted].sum()),
+            "redraws": int(self.proposal_counts[counted].sum()),
             "redraws_exhausted": int((~self.has_value[counted]).sum()),
         }
+
+
+def _to_host(*d_tensors: Tensor) -> list[Tensor]:
+    """Copy tensors of one shape, bool or int64, from the device to the host in one transfer. For this, the bools become
+    ints on the way.
+    """
+    on_host = torch.stack([d_tensor.to(torch.int64) for d_tensor in d_tensors]).cpu()
+    return [part.to(d_tensor.dtype) for part, d_tensor in zip(on_host, d_tensors, strict=True)]
 
 
 class Rejection:
@@ -155,42 +170,41 @@ class Rejection:
     def verify(self, drafts: Tensor, q: PathDensity, p: PathDensity, tokens: TokenIndex) -> VerifiedTokens:
         """Verify the ``drafts``, fp32 [N, channels], and resample the rejected ones.
 
-        The host waits for the device once, or twice if a rejected token needs more than the first tries.
+        The host waits for the device once, or twice if a rejected token needs more than the first proposals.
         """
         # 1. Accept drafts with probability min(1, r).
         log_r = log_ratio(drafts, q, p, self.rule.sigma_power, self.rule.draft_std_factor)
         d_accepted = log_r > self.noise.acceptance(tokens).log()
 
-        # 2. The first tries, of all tokens. A token with an accepted draft ignores its proposals.
-        first = self._try_proposals(_FIRST_TRIES, q, p, tokens)
+        # 2. The first proposals, for all tokens. A token with an accepted draft ignores its proposals.
+        first = self._propose(_FIRST_PROPOSALS, q, p, tokens)
         values = torch.where(d_accepted[:, None], drafts, first.value)
 
-        # 3. Copy which drafts were accepted, and the numbers of the accepted tries, to the host in one transfer. For
-        # this, the bools become ints.
-        d_accepted_as_int = d_accepted.to(first.d_accepted_try.dtype)
-        accepted_as_int, accepted_try = torch.stack([d_accepted_as_int, first.d_accepted_try]).cpu()
-        accepted = accepted_as_int.bool()
+        # 3. Copy to the host which drafts and which proposals are accepted.
+        accepted, found, index = _to_host(d_accepted, first.d_found, first.d_index)
+        number = _FIRST_PROPOSALS.start + index
 
-        # 4. The later tries, of the tokens that have no value yet.
-        missing = (~accepted & (accepted_try == _NONE_ACCEPTED)).nonzero()[:, 0]
+        # 4. The later proposals, for the tokens that have no value yet.
+        missing = (~accepted & ~found).nonzero()[:, 0]
         if len(missing):
             d_missing = to_device(missing, drafts.device)
-            later = self._try_later(d_missing, q, p, tokens)
+            later = self._propose_later(d_missing, q, p, tokens)
             values[d_missing] = later.value
-            accepted_try[missing] = later.d_accepted_try.cpu()
+            later_found, later_index = _to_host(later.d_found, later.d_index)
+            found[missing] = later_found
+            number[missing] = _LATER_PROPOSALS.start + later_index
 
-        # 5. Count the tries of each token. A token that still has no value made all of them.
-        any_try_accepted = accepted_try != _NONE_ACCEPTED
-        tries = torch.where(any_try_accepted, accepted_try, TRIES).masked_fill(accepted, 0)
-        return VerifiedTokens(values, accepted, tries, has_value=accepted | any_try_accepted)
+        # 5. Count the proposals of each token. A token that still has no value got all of them.
+        proposal_counts = torch.where(found, number + 1, MAX_PROPOSALS).masked_fill(accepted, 0)
+        return VerifiedTokens(values, accepted, proposal_counts, has_value=accepted | found)
 
-    def _try_proposals(self, tries: range, q: PathDensity, p: PathDensity, tokens: TokenIndex) -> Tried:
-        """Let each token make the tries with these numbers."""
+    def _propose(self, numbers: range, q: PathDensity, p: PathDensity, tokens: TokenIndex) -> FirstAccepted:
+        """Make the proposals with these ``numbers`` for each token, and choose the first accepted one."""
         # 1. Sample all proposals, and decide which are accepted.
-        normals, uniforms = self.noise.proposals(tokens, tries.start - 1, len(tries), p.mean.shape[1])
+        normals, uniforms = self.noise.proposals(tokens, numbers.start, len(numbers), p.mean.shape[1])
         q = q.for_proposals()
         p = p.for_proposals()
-        proposals = p.mean + p.log_std.exp() * normals  # fp32 [N, tries, channels]
+        proposals = p.mean + p.log_std.exp() * normals  # fp32 [N, len(numbers), channels]
         accepted = acceptance_of_proposals(proposals, q, p, self.rule.sigma_power) > uniforms
 
         # 2. Choose the first accepted proposal of each token.
@@ -198,15 +212,15 @@ class Rejection:
         chosen = accepted.to(torch.uint8).argmax(1)  # argmax returns the first of several equal maxima
         token = torch.arange(len(tokens), device=proposals.device)
         value = torch.where(any_accepted[:, None], proposals[token, chosen], 0.0)
-        return Tried(value, torch.where(any_accepted, tries.start + chosen, _NONE_ACCEPTED))
+        return FirstAccepted(value, any_accepted, chosen)
 
-    def _try_later(self, d_some: Tensor, q: PathDensity, p: PathDensity, tokens: TokenIndex) -> Tried:
-        """Let some of the ``tokens`` make the later tries: those with the indices ``d_some``, int64 [M], on the device.
-        The result is for these M tokens.
+    def _propose_later(self, d_some: Tensor, q: PathDensity, p: PathDensity, tokens: TokenIndex) -> FirstAccepted:
+        """Make the later proposals for some of the ``tokens``: those with the indices ``d_some``, int64 [M], on the
+        device. The result is for these M tokens.
         """
         image, position = tokens.index
         some_tokens = TokenIndex((image[d_some], position[d_some]))
-        return self._try_proposals(_LATER_TRIES, q.at(d_some), p.at(d_some), some_tokens)
+        return self._propose(_LATER_PROPOSALS, q.at(d_some), p.at(d_some), some_tokens)
 
 
 # ------------------------------------------------------------------------------------------------ mode published
@@ -218,7 +232,7 @@ class Published(Mode):
     This mode follows the published code, which differs from the paper:
 
     - It computes another ratio r, see :data:`PUBLISHED_RULE`.
-    - It makes at most :data:`TRIES` tries. If all proposals of a token are rejected, all its channels become 0.
+    - A token gets at most :data:`MAX_PROPOSALS` proposals. If all are rejected, all its channels become 0.
     - The target verifies a draft without the earlier drafts of the segment: it reads only the tokens before the
       segment. So an accepted draft stays even if earlier drafts of the segment are rejected.
     - The target verifies all tokens with the guidance scale of the segment's last AR step.
@@ -226,14 +240,17 @@ class Published(Mode):
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
-        self.table = table_with_last_std(canvas)
         self.target_noise = noise if canvas.settings.alignment else canvas.noise_of("target")
         self.rejection = Rejection(PUBLISHED_RULE, RejectionNoise(self.keys))
 
+    @staticmethod
+    def make_table(canvas: MARCanvas) -> StepTable:
+        return table_with_last_std(canvas)
+
     def segment(self, first: int) -> Iterator[int]:
         """Draft and verify the AR steps from ``first`` up to the next multiple of gamma, or up to the last AR step of
-        the run if that is earlier. Both ends are included. If gamma is 4, a segment from AR step 6 has the AR steps 6,
-        7 and 8, and a segment from AR step 8 has only this AR step.
+        the run if that is earlier. Both ends are included. For example, gamma is 4, and AR step 6 is the first after
+        the prefill. Then the segments are the AR steps 6 to 8, 9 to 12, 13 to 16, and so on.
         """
         gamma = self.canvas.settings.draft_length
         last = min(math.ceil(first / gamma) * gamma, self.canvas.order.steps - 1)
@@ -278,8 +295,6 @@ class Published(Mode):
 
         accepted = verified.accepted.view(positions.shape)
         outcome = self.count_outcomes(accepted, ~accepted)
-        if not accepted.all():
-            self.drafter.discard_drafts()  # for the draft model's cached features; part 3 decides the accepted drafts
 
         # 3. Decide one AR step after another. In each image, the tokens of the AR steps stand side by side. A token
         # without an accepted draft or proposal has the value 0 here, as in the published code.
@@ -290,28 +305,30 @@ class Published(Mode):
         ):
             canvas.decide(step_positions, step_values, step, step_outcome)
 
+        # 4. After a rejection, discard the features that the draft model's transformer has cached: it computed some of
+        # them from a rejected draft.
+        if not accepted.all():
+            self.drafter.discard_drafts()
+
 
 # ------------------------------------------------------------------------------------------------ mode paper
 
 
 class OwnTurns:
-    """Says at which AR steps each image uses drafts. After gamma accepted AR steps in a row, the next AR step is the
-    image's *own turn*: the image takes the target's own tokens. After an own turn, or after an AR step with a rejected
-    draft, the image counts from 0 again. Each image counts for itself, so its tokens do not depend on its batch, see
-    :class:`.Mode`.
+    """Says at which AR steps each image uses drafts.
 
-    In this example, gamma is 2, and the second of two images rejects its draft of AR step 5. So this image counts from
-    AR step 6 on, and its next own turn is 6 + 2. The last two lines say how :meth:`Paper.segment` divides the AR steps
-    into segments, and which images use the drafts::
+    After gamma accepted AR steps in a row, the next AR step is the image's *own turn*: the image takes the target's own
+    tokens. After an own turn, or after an AR step with a rejected draft, the image counts from 0 again.
 
-        AR step                 4          5          6          7          8
-        first image             accepts    accepts    own turn   accepts    accepts
-          next_turn before it   6          6          6          9          9
-        second image            accepts    rejects    accepts    accepts    own turn
-          next_turn before it   6          6          8          8          8
-        segment                 first      first      second     third      third
-        drafts are used by      both       both       second     both       first
+    Each image counts for itself, so its tokens do not depend on its batch, see :class:`.Mode`. In this example, gamma
+    is 2, and image 2 rejects its draft of AR step 5. So this image counts from AR step 6 on, and its next own turn is
+    AR step 6 + 2. ``next_turn`` has the value before the AR step; "." is the same value as before::
 
+        AR step        4          5          6          7          8
+        image 1        accepts    accepts    own turn   accepts    accepts
+          next_turn    6          .          .          9          .
+        image 2        accepts    rejects    accepts    accepts    own turn
+          next_turn    6          .          8          .          .
     """
 
     next_turn: Tensor  # int64 [B] on the host, the AR step of each image's next own turn
@@ -325,6 +342,7 @@ class OwnTurns:
         """The images that use their drafts of AR step ``step``, bool [B] on the host. All other images have their own
         turn.
         """
+        assert step <= self.next_turn.min(), "an image has missed its own turn"
         return step < self.next_turn
 
     def restart(self, images: Tensor, step: int) -> None:
@@ -348,7 +366,7 @@ class Paper(Mode):
     MAR decides several tokens in an AR step. They are independent of each other, given the tokens of earlier AR steps.
     So gamma counts AR steps here, and an AR step is accepted if all its tokens are accepted. If every AR step decides
     one token, this is the paper's algorithm. With several images, a segment ends at the first AR step at which any
-    image has its own turn (point 4) or rejects a draft, see :class:`OwnTurns`.
+    image has its own turn (point 4) or rejects a draft, see :class:`OwnTurns` and :meth:`segment`.
 
     The paper leaves two points open. FastAR decides them at :attr:`adds_last_noise` and in :meth:`decide`.
     """
@@ -361,13 +379,20 @@ class Paper(Mode):
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
         settings = canvas.settings
-        self.table = table_with_last_std(canvas)
         self.own_turns = OwnTurns(canvas.images, settings.draft_length, settings.prefill(canvas.order.steps))
         self.rejection = Rejection(PAPER_RULE, RejectionNoise(self.keys))
 
+    @staticmethod
+    def make_table(canvas: MARCanvas) -> StepTable:
+        return table_with_last_std(canvas)
+
     def segment(self, first: int) -> Iterator[int]:
         """Decide the AR steps from ``first`` up to and including the first AR step at which any image has its own turn
-        or rejects a draft.
+        or rejects a draft. In the example of :class:`OwnTurns`, there are three segments::
+
+            AR step                            4      5      6      7      8
+            segment                            A      A      B      C      C
+            images that use their drafts       1, 2   1, 2   2      1, 2   1
         """
         # 1. Draft the AR steps up to and including the first own turn of any image. There, the other images may use
         # drafts. If it is the own turn of all images, nothing is drafted there.
@@ -403,8 +428,9 @@ class Paper(Mode):
         """Decide an AR step that is the own turn of all images: take the tokens of the target's paths."""
         positions = self.canvas.order.positions_from(step)
         self.canvas.decide(positions, target_paths.tokens.view(*positions.shape, -1), step)
-        all_images = ~self.own_turns.uses_draft(step)
-        self.own_turns.restart(all_images, step + 1)
+        own_turn = ~self.own_turns.uses_draft(step)
+        assert own_turn.all()
+        self.own_turns.restart(own_turn, step + 1)
 
     def decide(self, step: int, draft_paths: Paths, target_paths: Paths) -> bool:
         """Decide an AR step: accept drafts or resample them, and take the target's own tokens at own turns. Returns
@@ -420,9 +446,10 @@ class Paper(Mode):
             # 1. Verify all drafts.
             verified = self.rejection.verify(draft_paths.tokens, draft_paths.density(), target_paths.density(), tokens)
 
-            # 2. Take the target's own tokens at own turns, and where all proposals were rejected. The paper makes tries
-            # until a proposal is accepted. But if Sigma < 1, then Sigma p may be nowhere above q, so that no proposal
-            # is ever accepted. The report counts a token without an accepted proposal as ``redraws_exhausted``.
+            # 2. Take the target's own tokens at own turns, and where all proposals were rejected. The paper makes
+            # proposals until one is accepted. But if Sigma < 1, then Sigma p may be nowhere above q, so that no
+            # proposal is ever accepted. The report counts a token without an accepted proposal as
+            # ``redraws_exhausted``.
             d_keeps_value = to_device(token_uses_draft.flatten() & verified.has_value, canvas.device)
             values = torch.where(d_keeps_value[:, None], verified.values, target_paths.tokens)
 

@@ -17,6 +17,7 @@ from ..settings import MARBase, steps_at_once
 class CSpDSettings(MARBase):
     """CSpD (arXiv 2411.11925): a small MAR model drafts tokens, and a large one verifies them."""
 
+    # The default of the published code. It is now the factor draft_std_factor of PUBLISHED_RULE in rejection.py.
     removed: ClassVar[Mapping[str, Removed]] = {"inner_temperature": Removed(42.0)}
 
     # fmt: off

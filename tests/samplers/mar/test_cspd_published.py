@@ -10,8 +10,8 @@ import torch
 from fastar_nodes.samplers.mar.canvas import TokenIndex
 from fastar_nodes.samplers.mar.cspd.mode import PathDensity
 from fastar_nodes.samplers.mar.cspd.rejection import (
+    MAX_PROPOSALS,
     PUBLISHED_RULE,
-    TRIES,
     Rejection,
     Rule,
     acceptance_of_proposals,
@@ -65,17 +65,17 @@ class FewProposals:
 
 def test_drafts_and_redraws():
     """q is N(0, 1) and p N(3, 1): log p / q = 3 x - 4.5 accepts a draft of 2 and rejects one of 0 at a guess of 0.5."""
-    never = TRIES
-    noise = FewProposals([never, 0, 9, 10, 57, TRIES - 1, never])
+    never = MAX_PROPOSALS
+    noise = FewProposals([never, 0, 9, 10, 57, MAX_PROPOSALS - 1, never])
     drafts = torch.tensor([2.0, 0, 0, 0, 0, 0, 0])[:, None]
     rows = torch.arange(7)
     q, p = last(0.0, 1.0, tokens=7), last(3.0, 1.0, tokens=7)
     judged = Rejection(published(1.0), noise).verify(drafts, q, p, TokenIndex((torch.zeros_like(rows), rows)))
     assert judged.accepted.tolist() == [True, False, False, False, False, False, False]
     assert judged.values[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
-    assert judged.tries.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
+    assert judged.proposal_counts.tolist() == [0, 1, 10, 11, 58, MAX_PROPOSALS, MAX_PROPOSALS]
     assert judged.has_value.tolist() == [True] * 6 + [False]
-    assert judged.counts() == {"redraws": 80 + 2 * TRIES, "redraws_exhausted": 1}
+    assert judged.counts() == {"redraws": 80 + 2 * MAX_PROPOSALS, "redraws_exhausted": 1}
     assert judged.counts(rows < 2) == {"redraws": 1, "redraws_exhausted": 0}
     # All tokens are drawn ten times, and the four that kept none of these 90 times more.
     assert noise.asked == [(7, 0, 10), (4, 10, 90)]
