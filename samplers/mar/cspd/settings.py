@@ -29,9 +29,9 @@ class CSpDSettings(MARBase):
         "is slower and closer to the target's image. Usual: 0.05 to 0.15; at 1, nothing is drafted.",
         low=0.0, high=1.0, step=0.01)
     mode: str = knob("published", "Rule by which drafts are accepted. published is the rule of the authors' code: it "
-        "accepts most drafts, but is approximate. paper is the rule of the authors' text: it hardly ever accepts a "
-        "draft. lossless keeps the distribution of the target's images exactly, but hardly ever accepts a draft, too. "
-        "Usual: published.",
+        "accepts about a quarter of the drafts on the demo, but is approximate. paper is the rule of the authors' "
+        "text: it hardly ever accepts a draft. lossless keeps the distribution of the target's images exactly, but "
+        "hardly ever accepts a draft, too. Usual: published.",
         choices=("published", "paper", "lossless"))
     alignment: bool = knob(True, "Used only if 'mode' is 'published'. Both models use the same noise for every "
         "token, so that the draft model and the target agree more often. When this is off, more drafts are rejected.",
