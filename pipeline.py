@@ -363,7 +363,7 @@ class Pipeline:
 
         for name, value in settings.items():
             if name not in knobs(entry.settings) and not check_removed(entry.settings, name, value):
-                raise unknown_setting_error(entry.settings, name, name, f"{entry.name} has no such setting")
+                raise unknown_setting_error(entry.settings, name, f"{entry.name} has no such setting")
 
         choice = Choice(entry, preset, settings)
         made = choice.settings(self.ready.facts)

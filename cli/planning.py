@@ -254,7 +254,7 @@ def assigned(
         concerned = [entries[sampler]] if dot else list(entries.values())
         if name not in known and not any([check_removed(entry.settings, name, value) for entry in concerned]):
             if all(name in entry.settings.refused for entry in concerned):
-                raise unknown_setting_error(concerned[0].settings, name, "set", "")
+                raise unknown_setting_error(concerned[0].settings, name)
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
             hint = did_you_mean(name, known) or f"choose one of {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")

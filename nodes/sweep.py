@@ -532,7 +532,7 @@ def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
 
     known = knobs(base.entry.settings)
     if name in base.entry.settings.refused:
-        raise unknown_setting_error(base.entry.settings, name, field, "")
+        raise unknown_setting_error(base.entry.settings, name)
     if name != PRESET and name not in known:
         raise UserError(
             f"{field}: {base.entry.name} has no setting {name}; choose one of {', '.join([PRESET, *known])}."

@@ -13,8 +13,9 @@ The file has these parts:
 - The objects that call the head's network (:class:`HeadNetwork`) for a batch: :class:`FullChainHead` takes one step
   after another with all rows, and :class:`SpeculationHead` accepts any states at any steps (``speculation.py``). Both
   compute the whole network. LazyMAR's head, in ``mar/lazy/head.py``, reuses cached results.
-- :func:`run_chain`, the loop over the steps, and :class:`HeadFactory`, which makes the objects for a batch. MAR's
-  samplers also run the loop with it; BitDance and NextStep use ``speculation.take_steps``.
+- :func:`run_chain`, the loop over the steps.
+- :class:`HeadSampler`, which makes the objects for a batch. MAR's samplers also run the loop with it. BitDance and
+  NextStep use ``speculation.take_steps`` instead.
 
 Shapes: N rows of shape [*, c]. In BitDance, * is the number of tokens in a row; in MAR and NextStep, this dimension is
 absent. "1 ..." stands for dimensions of size 1, so that a tensor broadcasts to the rows. w and w' are the widths of
@@ -39,7 +40,8 @@ from ..networks.speed import Recordable, recorded
 from ..reports.record import Report
 from .diffusion_steps import MeanNumbers, StepTable
 
-# BitDance and NextStep compute at most this many numbers of modulations at once; see budget in HeadFactory.
+# BitDance and NextStep compute at most this many numbers of modulations at once; see budget in HeadSampler. MAR's
+# samplers have a budget of their own, BUDGET in networks/mar.py.
 MODULATION_BUDGET = 1 << 27
 
 # ------------------------------------------------------------------------------------------------ a batch
@@ -62,6 +64,7 @@ class DiffusionBatch:
 
     def some_steps(self, first: int, stop: int) -> DiffusionBatch:
         """The same rows with only the steps ``first`` to ``stop - 1``. The rows must have no fixed tokens."""
+        assert self.fixed_tokens is None, "this method does not select the steps of FixedTokens.t"
         adjustment = self.mean_adjustment
         if adjustment is not None:
             adjustment = adjustment._replace(gamma=adjustment.gamma[first:stop])
@@ -89,9 +92,11 @@ class FixedTokens:
         t = self.t[k]
         return torch.where(self.free, x, (1 - t) * self.start + t * self.value)
 
-    def follow_rows(self, x: Tensor, row: Tensor, k: Tensor) -> Tensor:
-        """:meth:`follow` for M states x [M, *, c]. State i is row ``row[i]`` before step ``k[i]``, int64 [M] each."""
-        t = self.t[k].view(-1, *(1,) * (x.ndim - 1))
+    def follow_rows(self, x: Tensor, row: Tensor, step: Tensor) -> Tensor:
+        """:meth:`follow` for M states x [M, *, c]. State i is a state of row ``row[i]`` before step ``step[i]``, both
+        int64 [M].
+        """
+        t = self.t[step].view(-1, *(1,) * (x.ndim - 1))
         return torch.where(self.free[row], x, (1 - t) * self.start[row] + t * self.value[row])
 
 
@@ -227,7 +232,7 @@ class ChainHead(Protocol):
 
 class _FullHead:
     """What :class:`FullChainHead` and :class:`SpeculationHead` share: the whole diffusion head for the conditions of N
-    rows. The report counts the calls. For ``budget`` see :class:`HeadFactory`.
+    rows. The report counts the calls. For ``budget`` see :class:`HeadSampler`.
 
     One matrix product computes the modulations of many steps, so it reads the weights only once for all these steps.
     """
@@ -242,8 +247,9 @@ class _FullHead:
         # [S, 1, 1, 1 ..., w] if all rows share the same steps.
         branches, rows, *tokens, _ = batch.z.shape
         times = batch.table.times
+        rows_of_times = 1 if times.ndim == 2 else rows
         ones = (1,) * len(tokens)
-        self._times = times.view(len(times), 1, -1, *ones, times.shape[-1])
+        self._times = times.view(len(times), 1, rows_of_times, *ones, times.shape[-1])
 
         # The budget allows ``_rows_at_once`` rows at one step, or ``_steps_at_once`` steps of all rows.
         numbers_of_row = branches * math.prod(tokens) * head.modulation_numbers
@@ -260,7 +266,7 @@ class FullChainHead(_FullHead):
     def step(self, k: int, inputs: StepInputs) -> StepResult:
         """See :class:`ChainHead`."""
         at_once = self._steps_at_once
-        if k % at_once == 0:
+        if k % at_once == 0:  # steps come in order (ChainHead), so a new product starts here
             modulations = self._head.modulations(self._times[k : k + at_once] + self._condition)
             self._newest = for_each_step(self._net, modulations)
 
@@ -299,26 +305,26 @@ class SpeculationHead(_FullHead):
             by_step = head.modulations(self._times + self._condition)  # [S, P, N, *, w'] each
             self._all_modulations = [m.transpose(0, 1) for m in by_step]
 
-    def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
+    def at_states(self, row: Tensor, step: Tensor, x: Tensor) -> Tensor:
         """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c]. State i belongs to row ``row[i]`` at
-        step ``k[i]``, int64 [M] each on the device. Each call of the head fits the budget.
+        step ``step[i]``, int64 [M] each on the device. Each call of the head fits the budget.
         """
         most = self._rows_at_once  # a state takes as many modulations as a row at one step
         parts = []
-        for rows, steps, states in zip(row.split(most), k.split(most), x.split(most), strict=True):
+        for rows, steps, states in zip(row.split(most), step.split(most), x.split(most), strict=True):
             out = self._denoise(self._head, states, self._modulations_at(rows, steps))
             self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
             parts.append(out)
 
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def _modulations_at(self, row: Tensor, k: Tensor) -> list[Tensor]:
+    def _modulations_at(self, row: Tensor, step: Tensor) -> list[Tensor]:
         """The modulations [P, M, *, w'] for the rows and steps of :meth:`at_states`."""
         if self._all_modulations is not None:
-            return [m[:, k, row] for m in self._all_modulations]
+            return [m[:, step, row] for m in self._all_modulations]
 
         ones = (1,) * (self._condition.ndim - 3)
-        times = self._shared_times[k].view(1, len(k), *ones, self._condition.shape[-1])  # [1, M, 1 ..., w]
+        times = self._shared_times[step].view(1, len(step), *ones, self._condition.shape[-1])  # [1, M, 1 ..., w]
         return self._head.modulations(times + self._condition[:, row])  # from embeddings [P, M, *, w]
 
 
@@ -347,10 +353,12 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
     """The rows of two batches in one batch: first the rows of ``first``, then those of ``second``. Each row keeps the
-    coefficients of its steps. The assertions say which batches can be joined; rows have the shape [c], as in MAR.
+    coefficients of its steps. In FastHybrid, ``first`` has the full diffusions, and ``second`` has the refinements. The
+    assertions say which batches can be joined.
     """
     parts = (first, second)
     assert len(first.table) == len(second.table)
+    assert first.x.ndim == second.x.ndim == 2, "a row has the shape [c], as in MAR"
     assert all(part.table.numbers.ndim == 2 for part in parts), "within a part, all rows share the same steps"
     assert first.temperature == second.temperature
     assert not first.table.ends_with_noise and not second.table.ends_with_noise
@@ -383,11 +391,15 @@ def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
     )
 
 
-class HeadFactory:
-    """Samples batches with a diffusion head. For each batch, it makes an object that calls the head's network.
+class HeadSampler:
+    """The sampler of a diffusion head. It has two jobs:
 
-    These objects compute the head *in full*: every step computes all layers in all branches. The derived class in
-    ``mar/lazy/head.py`` makes objects that reuse results, with LazyMAR's cache.
+    - :meth:`for_chain` and :meth:`for_speculation` wrap the head's network for one batch.
+    - :meth:`sample` and :meth:`sample_both` run :func:`run_chain` on the wrapped network. Only MAR's samplers call
+      these two.
+
+    The wrapped network computes the head *in full*: every step computes all layers in all branches. In the derived
+    class in ``mar/lazy/head.py``, :meth:`for_chain` wraps the network with LazyMAR's cache, which reuses results.
     """
 
     def __init__(self, net: Recordable, head: HeadNetwork, report: Report, budget: int):

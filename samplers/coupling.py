@@ -193,7 +193,11 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals:
 
 
 def couple_fixed(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Coupled:
-    """:func:`couple` for Gaussians with the same std. In a row with a std of 0, the outputs mean nothing.
+    """:func:`couple` for Gaussians with the same std.
+
+    In a row with a std of 0, couple_means divides by 0. Then ``value`` and ``accepted`` mean nothing, and ``is_sample``
+    is True as in every row. Speculation computes such rows, but does not use these two outputs: the step is not
+    verified, and the state after it is the mean (:class:`.StepEquations`).
 
     ``uniforms``: in (0, 1], fp32 [N, 1].
     """

@@ -55,7 +55,7 @@ class DiffusionStep(NamedTuple):
     data_per_prediction: float
     x_coefficient: float
     data_coefficient: float
-    log_std_middle: float  # minus infinity for no noise
+    log_std_middle: float  # log std at logit 0; for a fixed variance, the log std itself; minus infinity for no noise
     log_std_per_logit: float  # 0 for a fixed variance
 
 
@@ -110,9 +110,10 @@ class StepTable:
 
     @cached_property
     def mean_numbers(self) -> list[MeanNumbers]:
-        """For each step, the coefficients that :func:`.chain.advance` takes: the last four fields of StepNumbers."""
-        *_, log_std_middle, log_std_per_logit, mean_x, mean_per_prediction = self.numbers.unbind(1)
-        return list(map(MeanNumbers, mean_x, mean_per_prediction, log_std_middle, log_std_per_logit))
+        """For each step, the coefficients that :func:`.chain.advance` takes."""
+        all_steps = StepNumbers(*self.numbers.unbind(1))
+        log_std = (all_steps.log_std_middle, all_steps.log_std_per_logit)
+        return list(map(MeanNumbers, all_steps.mean_x, all_steps.mean_per_prediction, *log_std))
 
     def columns(self) -> StepNumbers:
         """The coefficients of all steps, fp32 [S] each; [S, N, 1] if each row has its own steps."""

@@ -171,9 +171,9 @@ class CounterRNG:
 
         Source: Box & Muller 1958.
         """
-        radius, angle = self._halves(lane, start_index * channels, count * channels)
+        upper, lower = self._halves(lane, start_index * channels, count * channels)
 
-        z = (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
+        z = (-2 * upper.log()).sqrt() * (2 * math.pi * lower).cos()  # a radius times the cosine of an angle
         return z.view(len(z), count, channels)
 
 

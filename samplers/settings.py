@@ -100,22 +100,26 @@ class Guarantees(Settings):
 
 
 class HeadGuarantees(Guarantees):
-    """The guarantees of samplers with a diffusion head, which combine several methods.
+    """The guarantees of samplers with a diffusion head, which combine several accelerations.
 
-    A settings class has one base class for each of its methods. A base class overrides ``approximates`` or
-    ``samples_differently``. The result is True if the property applies to the class's own method, or if ``super()``
-    returns True. If both properties are False, the sampler is exact. If only ``samples_differently`` is True, the
+    To add an acceleration, write a base class that overrides ``approximates`` (or ``samples_differently``, in the same
+    way)::
+
+        return <own condition> or super().approximates
+
+    ``super()`` asks the other base classes of the sampler's settings. So a property is True if it is True for any
+    acceleration. If both properties are False, the sampler is exact. If only ``samples_differently`` is True, the
     sampler is lossless.
     """
 
     @property
     def approximates(self) -> bool:
-        """Whether some method, such as a cache, changes the distribution of the images."""
+        """Whether some acceleration, such as a cache, changes the distribution of the images."""
         return False
 
     @property
     def samples_differently(self) -> bool:
-        """Whether some method, such as speculation, samples different images from the same distribution."""
+        """Whether some acceleration, such as speculation, samples different images from the same distribution."""
         return False
 
     def exact(self, side: int) -> bool:
@@ -158,7 +162,9 @@ def knobs(settings: type | object) -> dict[str, tuple[Any, Knob]]:
 
 
 def default_or_full_size(default: Any, metadata: Knob) -> Any:
-    """The default of a setting, or ``full_size_value`` of its :class:`Knob` if the default is None."""
+    """The default of a setting, or ``full_size_value`` of its :class:`Knob` if the default is None. The result is an
+    example of the setting's type, and the value that a new node shows.
+    """
     return metadata.full_size_value if default is None else default
 
 
@@ -224,9 +230,10 @@ def settings_from(kind: type[AnySettings], values: Mapping[str, Any]) -> AnySett
         if check_removed(kind, name, value):
             continue
         if name not in known:
-            raise unknown_setting_error(kind, name, name, "no such setting")
+            raise unknown_setting_error(kind, name)
 
-        parsed[name] = _parsed(value, default_or_full_size(*known[name]))
+        example = default_or_full_size(*known[name])  # a value of the setting's type
+        parsed[name] = _parsed(value, example)
 
     return kind(**parsed)
 
@@ -265,15 +272,15 @@ def check_removed(kind: type[Settings], name: str, value: Any) -> bool:
     return True
 
 
-def unknown_setting_error(kind: type[Settings], name: str, field: str, problem: str) -> UserError:
-    """The error for a name that is not a setting of ``kind``. For ``field`` and ``problem`` see
-    :func:`.errors.unknown`.
+def unknown_setting_error(kind: type[Settings], name: str, problem: str = "no such setting") -> UserError:
+    """The error for a name that is not a setting of ``kind``. If ``kind`` refuses the name, the error gives the reason.
+    Otherwise, it states the ``problem``, see :func:`.errors.unknown`.
     """
     reason = kind.refused.get(name)
     if reason is not None:
         return UserError(f"{name}: {reason}.")
 
-    return unknown(field, problem, name, knobs(kind))
+    return unknown(name, problem, name, knobs(kind))
 
 
 # Words of a switch on a command line.

@@ -4,9 +4,9 @@ samples does not change, except for two tiny errors: see :data:`_PROPOSALS`, and
 Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 4, "frozen" drafts. A row is a token, or
 a block of tokens in BitDance. A *window* consists of three parts:
 
-1. The sampler drafts the next W steps of each row from its state x_k, without a call of the head. All W drafts use the
-   *data* (``diffusion_steps.py``) and the variance that the head last predicted for the row.
-2. The head computes its predictions for all W drafted states of all rows in one batch.
+1. The sampler drafts the next steps of each row from its state x_k, without a call of the head. All these drafts use
+   the *data* (``diffusion_steps.py``) and the variance that the head last predicted for the row.
+2. The head computes its predictions for all drafted states of all rows in one batch.
 3. The coupling (``coupling.py``) accepts or replaces the drafts. Each row continues after its first rejected step, or
    after its last drafted step if no step is rejected.
 
@@ -27,8 +27,10 @@ stops, the coupling tries batches of proposals. After each batch, the host reads
 The file has :func:`take_steps`, which runs a whole diffusion for BitDance and NextStep; the parts of a window; and
 :class:`Speculation`, which computes the windows. MAR's samplers use this class directly.
 
-Shapes: N rows in the batch, and S diffusion steps. A window has G of the N rows (those that have steps left), at most W
-steps of each row, and M steps in all. A row of the diffusion has the shape [*, c], see ``chain.py``.
+Shapes: N rows in the batch, and S diffusion steps. A row of the diffusion has the shape [*, c], see ``chain.py``. A
+window has G of the N rows (those that have steps left) and M steps in all. It is a table of G lines and W columns, see
+:class:`_Window`. ``length`` is a setting, the largest allowed W. The actual W is smaller if no row has ``length`` steps
+left: it is the largest number of steps that a row has left.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from torch import Tensor
 from ..networks.speed import Recordable
 from ..networks.torch_state import to_device
 from ..reports.record import Report
-from .chain import DiffusionBatch, HeadFactory, SpeculationHead, guide, run_chain
+from .chain import DiffusionBatch, HeadSampler, SpeculationHead, guide, run_chain
 from .coupling import Coupled, Gaussian, Proposals, couple, couple_fixed
 from .noise import CounterRNG
 from .step_equations import StepEquations
@@ -62,7 +64,7 @@ _PROPOSALS = (1 << 8, 1 << 13, 1 << 18)
 
 
 def take_steps(
-    heads: HeadFactory, batch: DiffusionBatch, length: int, rng: CounterRNG | None
+    heads: HeadSampler, batch: DiffusionBatch, length: int, rng: CounterRNG | None
 ) -> Iterator[tuple[int, Tensor]]:
     """Take all steps of all rows of a batch. The report of ``heads`` counts the work.
 
@@ -72,7 +74,7 @@ def take_steps(
     Args:
         heads: makes the object that calls the head for the batch.
         batch: the rows.
-        length: number of steps of a window, the W of this file; 1 for no speculation.
+        length: largest number of steps that a window drafts for a row; 1 for no speculation.
         rng: random numbers that decide for each row which drafts are accepted; None without speculation.
     """
     if length == 1:
@@ -87,9 +89,8 @@ def take_steps(
 
 
 class DraftedSteps(NamedTuple):
-    """The next W steps of G rows, as drafts. W is the smaller of two numbers: the length of the window, and the largest
-    number of steps that a row has left. In a row that has fewer than W steps left, nothing reads the entries after its
-    last step.
+    """The next W steps of G rows, as drafts. In a row that has fewer than W steps left, nothing reads the entries after
+    its last step.
     """
 
     states: Tensor  # state before each step, fp32 [G, W, *, c]
@@ -97,17 +98,17 @@ class DraftedSteps(NamedTuple):
     q: Gaussian  # distributions of the values, fp32 [G, W, *, c]; for fixed variances, log stds [G, W, 1 ...]
 
 
-class Coupling(NamedTuple):
+class VerificationRule(NamedTuple):
     """How speculation verifies drafted steps: :data:`LEARNED` for learned variances, :data:`FIXED` for fixed ones."""
 
-    function: Callable[..., Coupled]  # takes draft, q, p and uniforms
-    uniforms: int  # how many uniform random numbers the function takes for a step
+    function: Callable[..., Coupled]  # the coupling; takes draft, q, p and uniforms
+    uniforms_per_step: int  # how many uniform random numbers the function takes for a step
 
 
 # MAR's head predicts the variances, and a rejected draft may need proposals.
-LEARNED = Coupling(couple, uniforms=2)
+LEARNED = VerificationRule(couple, uniforms_per_step=2)
 # The variances of BitDance and NextStep are fixed, so the draft and the head's kernel have the same std.
-FIXED = Coupling(couple_fixed, uniforms=1)
+FIXED = VerificationRule(couple_fixed, uniforms_per_step=1)
 
 
 class _Window:
@@ -120,10 +121,10 @@ class _Window:
     G is 3 and M is 9. The coupling accepts (+) or rejects (-) each of the 9 steps. :meth:`progress` computes the last
     three columns::
 
-        row   done    steps      count    indices    coupling    accepted   taken   stop
-         3     5      5 6 7 8      4      0 1 2 3    + + - +         2        3       2
-         4     8      8 9          2      4 5        + +             2        2       5
-         7     7      7 8 9        3      6 7 8      - + -           0        1       6
+        row   done    steps      count    indices    coupling    accepted   taken   stop_in_window
+         3     5      5 6 7 8      4      0 1 2 3    + + - +         2        3           2
+         4     8      8 9          2      4 5        + +             2        2           5
+         7     7      7 8 9        3      6 7 8      - + -           0        1           6
     """
 
     count: np.ndarray  # number of steps in each line, int64 [G]
@@ -133,10 +134,10 @@ class _Window:
     column: np.ndarray  # its column in the table
     step: np.ndarray  # its index among the S steps of the diffusion
 
-    def __init__(self, done: np.ndarray, length: int, step_count: int):
-        """``done``: number of steps that each row has done, int64 [G]. ``length``: W. ``step_count``: S."""
-        self.count = np.minimum(step_count - done, length)
-        self.filled = np.arange(length) < self.count[:, None]
+    def __init__(self, done: np.ndarray, column_count: int, step_count: int):
+        """``done``: number of steps that each row has done, int64 [G]. ``column_count``: W. ``step_count``: S."""
+        self.count = np.minimum(step_count - done, column_count)
+        self.filled = np.arange(column_count) < self.count[:, None]
         self.line, self.column = self.filled.nonzero()
         self.step = done[self.line] + self.column
 
@@ -148,7 +149,7 @@ class _Window:
 
         taken = np.minimum(accepted + 1, self.count)
         first = self.count.cumsum() - self.count  # index of the first step in each line: 0 4 6 in the example
-        return _Progress(accepted, taken, stop=first + taken - 1)
+        return _Progress(accepted, taken, stop_in_window=first + taken - 1)
 
 
 class _Progress(NamedTuple):
@@ -156,7 +157,7 @@ class _Progress(NamedTuple):
 
     accepted: np.ndarray  # how many steps of the row are accepted before the first rejected one
     taken: np.ndarray  # how many steps the row takes: the accepted steps, then the first rejected one if there is one
-    stop: np.ndarray  # the last step that the row takes, as an index among the M steps of the window
+    stop_in_window: np.ndarray  # the last step that the row takes, as an index among the M steps of the window
 
 
 class _CouplingInputs(NamedTuple):
@@ -167,7 +168,7 @@ class _CouplingInputs(NamedTuple):
     draft: Tensor  # drafted states after the steps, fp32 [M, n]
     q: Gaussian  # distributions from which the drafts were sampled
     p: Gaussian  # the head's kernels
-    uniforms: Tensor  # uniform random numbers, fp32 [M, Coupling.uniforms]
+    uniforms: Tensor  # uniform random numbers, fp32 [M, VerificationRule.uniforms_per_step]
 
     def at(self, index: Tensor) -> _CouplingInputs:
         """The arguments for those of the M steps that have the indices ``index``."""
@@ -184,6 +185,15 @@ class Speculation:
     In all methods, ``host_rows`` holds the indices of G of the N rows, int64 [G] on the host. ``row`` and ``step`` are
     int64 tensors on the device. They say where some states are in the diffusion: state i is a state of row ``row[i]``
     of the N rows, before step ``step[i]`` of the S steps.
+
+    A window numbers its G rows (index g, the line of the row) and its M steps (index m). These arrays translate between
+    the numbers::
+
+        host_rows[g]                        row of line g, among the N rows
+        window.line[m] = g                  line of step m
+        row[m] = host_rows[window.line[m]]  row of step m, among the N rows
+        step[m] = window.step[m]            step m, among the S steps
+        stop_in_window[g] = m               last step that the row of line g takes
 
     In an edit, the fixed tokens of a block follow a path of their own (:class:`.FixedTokens`). Their drafts follow the
     same path, so these tokens cannot cause a rejection.
@@ -206,7 +216,7 @@ class Speculation:
     ):
         """``report``: counts the steps that :meth:`verify` verifies and accepts. If it is None, nothing counts them."""
         learns_variance = batch.table.learns_variance
-        coupling = LEARNED if learns_variance else FIXED
+        rule = LEARNED if learns_variance else FIXED
         self.net = net
         self.head = head
         self.batch = batch
@@ -223,15 +233,16 @@ class Speculation:
         self.logits = torch.zeros_like(self.x) if learns_variance else None
 
         self._equations = StepEquations(batch)
-        self._couple = net.compiled(coupling.function, "verification of speculation")
-        # The numbers that decide the acceptance, fp32 [N, S, coupling.uniforms]: consecutive numbers of one lane.
-        uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, coupling.uniforms * self.step_count)
-        self._uniforms = uniforms.view(-1, self.step_count, coupling.uniforms)
+        self._compiled_couple = net.compiled(rule.function, "verification of speculation")
+        # The numbers that decide the acceptance, fp32 [N, S, uniforms_per_step]: consecutive numbers of one lane.
+        uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, rule.uniforms_per_step * self.step_count)
+        self._uniforms = uniforms.view(-1, self.step_count, rule.uniforms_per_step)
 
     def finish(self, host_rows: np.ndarray, length: int) -> Tensor:
         """Take all remaining steps of the rows. Returns the samples, fp32 [G, *, c].
 
-        ``length``: number of steps of a window; 1 for no drafts, so each step calls the head.
+        ``length``: largest number of steps that a window drafts for a row; 1 for no drafts, so each step calls the
+        head.
         """
         if length > 1:
             for _ in self.windows(host_rows, length):
@@ -244,7 +255,9 @@ class Speculation:
         return self.x[row]
 
     def windows(self, host_rows: np.ndarray, length: int) -> Iterator[None]:
-        """Take all remaining steps of the rows, in windows of ``length`` drafted steps. Yields after every window."""
+        """Take all remaining steps of the rows. Each window drafts at most ``length`` steps of each row. Yields after
+        every window.
+        """
         while len(going := self._going(host_rows)):
             self.verify(going, self.draft(going, length))
             yield
@@ -260,32 +273,33 @@ class Speculation:
         the variance from the row's last call of the head.
         """
         self.net.note_plain("drafts of speculation")
-        length = min(length, self.step_count - int(self.done[host_rows].min()))
+        column_count = min(length, self.step_count - int(self.done[host_rows].min()))  # W
         row, done = self._on_device(host_rows, self.done[host_rows])
         # In a row that has fewer steps left, the clamp repeats the last step; nothing reads these entries.
-        step = (done[:, None] + torch.arange(length, device=self.device)).clamp(max=self.step_count - 1)  # [G, W]
+        step = (done[:, None] + torch.arange(column_count, device=self.device)).clamp(max=self.step_count - 1)  # [G, W]
 
-        # 1. A draft of step k is x_{k+1} = coefficient_k x_k + added_k, where added_k = offset_k + std_k noise_k. Only
+        # 1. A draft of step k is x_{k+1} = x_coefficient_k x_k + added_k, with added_k = offset_k + std_k noise_k. Only
         # x_k is not known before the loop.
-        numbers = self._equations.numbers_of(step)
-        coefficient = numbers.x_coefficient
-        offset = numbers.data_coefficient * self.data[row][:, None]
+        coefficients = self._equations.coefficients_at(step)
+        x_coefficient = coefficients.x_coefficient
+        offset = coefficients.data_coefficient * self.data[row][:, None]
         log_std = self._equations.log_std(step, None if self.logits is None else self.logits[row][:, None])
         added = offset + log_std.exp() * self._equations.noise(step, row[:, None])
 
-        # 2. A loop computes the states one after another. Each k holds one step of every row, [G].
+        # 2. A loop over the W columns computes the states one after another. A column has one step of each row, [G].
         states = []
         values = []
         x = self.x[row]
-        for k, coefficient_k, added_k in zip(step.unbind(1), coefficient.unbind(1), added.unbind(1), strict=True):
+        columns = zip(step.unbind(1), x_coefficient.unbind(1), added.unbind(1), strict=True)
+        for step_of_column, x_coefficient_of_column, added_of_column in columns:
             if self.batch.fixed_tokens is not None:
-                x = self.batch.fixed_tokens.follow_rows(x, row, k)
+                x = self.batch.fixed_tokens.follow_rows(x, row, step_of_column)
             states.append(x)
-            x = torch.addcmul(added_k, coefficient_k, x)
+            x = torch.addcmul(added_of_column, x_coefficient_of_column, x)
             values.append(x)
 
         before = torch.stack(states, 1)
-        return DraftedSteps(before, torch.stack(values, 1), Gaussian(offset + coefficient * before, log_std))
+        return DraftedSteps(before, torch.stack(values, 1), Gaussian(offset + x_coefficient * before, log_std))
 
     def verify(self, host_rows: np.ndarray, drafts: DraftedSteps) -> np.ndarray:
         """Call the head for all drafted states of the rows. Move each row past its accepted steps, and past its first
@@ -314,7 +328,7 @@ class Speculation:
 
         # 4. Pick the step at which each row stops, so that every tensor has an entry for each of the G rows. The row
         # continues with the state after this step, and its next drafts use the head's prediction at this step.
-        (stop,) = self._on_device(progress.stop)
+        (stop,) = self._on_device(progress.stop_in_window)
         last_row, last_step, last_x, last_data = row[stop], step[stop], x[stop], data[stop]
         sample = after[stop].view(last_x.shape)
         self.x[last_row] = self._equations.next_state(last_step, last_x, last_data, sample)
@@ -328,11 +342,12 @@ class Speculation:
         """Couple the M steps of a window. Returns the states after the steps, fp32 [M, n], and how far the rows come.
         If a row stops at a step, the row's entries for later steps mean nothing. ``row``, ``step``: int64 [M].
         """
-        coupled = self._couple(*inputs)
+        coupled = self._compiled_couple(*inputs)
         # One transfer to the host. The host waits for the device only here, unless some row needs proposals.
         is_accepted, is_sample = torch.stack([coupled.accepted, coupled.is_sample]).cpu().numpy()
 
-        # A last step that is not verified counts as rejected. The row ends there in any case.
+        # A last step that is not verified counts as rejected. The row ends there in any case. The variances are fixed
+        # then, so couple_fixed reports is_sample = True, and the step gets no proposals.
         is_verified = window.step < self._equations.verified_steps
         progress = window.progress(is_accepted & is_verified)
         if self.report is not None:
@@ -340,32 +355,32 @@ class Speculation:
 
         after = coupled.value
         # The rows that stop at these steps have no sample: the coupling rejected the draft and found no replacement.
-        missing = progress.stop[~is_sample[progress.stop]]
-        if len(missing):
-            (index,) = self._on_device(missing)
-            after = self._propose(index, row, step, inputs, after)
+        missing_in_window = progress.stop_in_window[~is_sample[progress.stop_in_window]]
+        if len(missing_in_window):
+            (missing,) = self._on_device(missing_in_window)
+            after = self._propose(missing, row, step, inputs, after)
         return after, progress
 
-    def _propose(self, index: Tensor, row: Tensor, step: Tensor, inputs: _CouplingInputs, after: Tensor) -> Tensor:
+    def _propose(self, missing: Tensor, row: Tensor, step: Tensor, inputs: _CouplingInputs, after: Tensor) -> Tensor:
         """Replace rejected drafts, by coupling their steps with proposals. Only steps with learned variances need
         proposals.
 
         Args:
-            index: the steps whose drafts are rejected, as indices among the M steps of the window.
+            missing: the steps whose drafts are rejected, as indices among the M steps of the window.
             row, step: for each of the M steps, int64 [M].
             after: the states after the M steps, fp32 [M, n].
 
         Returns:
-            ``after`` itself, with the new states at ``index``. A copy would cost an operation more.
+            ``after`` itself, with the new states at ``missing``. A copy would cost an operation more.
         """
-        left = index  # the steps that still have no sample
+        left = missing  # the steps that still have no sample, also as indices among the M steps
         for count in _PROPOSALS:
             rng = self.rng.for_rows(row[left])
             lane = 2 * step[left]
             normals = rng.normal(lane + _LANE_OF_NORMALS, 0, count, after.shape[1])
             proposals = Proposals(normals, rng.uniform(lane + _LANE_OF_UNIFORMS, 0, count))
 
-            # This is not self._couple, which may be compiled: the number of steps differs from call to call.
+            # This is not self._compiled_couple, because the number of steps differs from call to call.
             coupled = couple(*inputs.at(left), proposals)
             after[left] = coupled.value
 

@@ -1,8 +1,11 @@
 """The equations of ``diffusion_steps.py`` for states at different steps.
 
-``speculation.py`` uses them. In contrast, :func:`.chain.advance` takes the same step with all rows. The other
-difference is the temperature: :func:`.chain.run_chain` multiplies the noise by it. Speculation compares the stds
-themselves, so here the temperature is a part of each log std.
+``speculation.py`` uses them. :func:`.chain.advance` computes the same equations for rows that are all at one step. This
+file differs in two points:
+
+1. Each state has its own step.
+2. The temperature is a part of each log std, because speculation compares stds. :func:`.chain.run_chain` multiplies the
+   noise by it instead.
 """
 
 from __future__ import annotations
@@ -19,16 +22,15 @@ from .diffusion_steps import StepNumbers
 class StepEquations:
     """The equations of the S steps of a batch. All rows must share the same steps.
 
-    The last step of most diffusions adds no noise, so its result is the mean. There are three cases::
+    The last step of most diffusions adds no noise. Two questions have a special answer for such a step:
 
-        last step                       verified, counted   next_state   coupling
-        adds noise                      yes                 the sample   as in every other step
-        no noise, learned variances     yes                 the mean     accepts only a draft that equals the mean
-        no noise, fixed variances       no                  the mean     divides by the std 0, nothing uses the result
+    - What is the state after it? The mean (:meth:`next_state`). After every step with noise, it is the sample.
+    - Is it verified and counted? Yes with learned variances, no with fixed variances (``verified_steps``). Every step
+      with noise is verified and counted.
 
-    In the second case, the step is verified because in CSpD a draft model may have drafted all steps of a token. In the
-    third case, there is nothing to verify. The coupling computes such a step only because it computes all steps of a
-    window at once.
+    With learned variances, the step is verified because in CSpD a draft model may have drafted all steps of a token.
+    The coupling accepts only a draft that equals the mean. With fixed variances, there is nothing to verify. The
+    coupling computes such a step only because it computes all steps of a window at once, see :func:`.couple_fixed`.
 
     In all methods, ``step`` is int64 [...]; states, data, predictions and logits are fp32 [..., *, c]. For the letters
     in shapes see ``chain.py``.
@@ -51,15 +53,15 @@ class StepEquations:
         log_temperature = math.log(batch.temperature) if batch.temperature > 0 else -math.inf
         columns = table.columns()
         columns = columns._replace(log_std_middle=columns.log_std_middle + log_temperature)
-        self._table = torch.stack(columns, 1)  # [S, 8], a column for each field of StepNumbers
+        self._coefficients = torch.stack(columns, 1)  # [S, 8], a column for each field of StepNumbers
 
-    def numbers_of(self, step: Tensor) -> StepNumbers:
+    def coefficients_at(self, step: Tensor) -> StepNumbers:
         """The coefficients of the steps, fp32 [..., 1 ...] each. They broadcast to the shape of the states."""
-        numbers = self._table[step]  # [..., 8]
+        selected = self._coefficients[step]  # [..., 8]
         # One view with the added dimensions, [..., 8, 1 ...], costs the host less than a view of each coefficient. The
         # dimension of size 8 comes after those of ``step``.
-        numbers = numbers.view(*numbers.shape, *(1,) * self._state_dimensions)
-        return StepNumbers(*numbers.unbind(step.ndim))
+        selected = selected.view(*selected.shape, *(1,) * self._state_dimensions)
+        return StepNumbers(*selected.unbind(step.ndim))
 
     def noise(self, step: Tensor, row: Tensor) -> Tensor:
         """The noise of rows at steps, fp32 [..., *, c]. ``row``: int64, broadcasts to ``step``."""
@@ -68,20 +70,20 @@ class StepEquations:
 
     def data(self, step: Tensor, x: Tensor, prediction: Tensor) -> Tensor:
         """The data, from the states x before the steps and the head's predictions for them."""
-        numbers = self.numbers_of(step)
-        return torch.addcmul(numbers.data_x * x, numbers.data_per_prediction, prediction)
+        coefficients = self.coefficients_at(step)
+        return torch.addcmul(coefficients.data_x * x, coefficients.data_per_prediction, prediction)
 
     def mean(self, step: Tensor, x: Tensor, data: Tensor) -> Tensor:
         """Means of the states after the steps, from the states x before the steps and the data."""
-        numbers = self.numbers_of(step)
-        return numbers.data_coefficient * data + numbers.x_coefficient * x
+        coefficients = self.coefficients_at(step)
+        return coefficients.data_coefficient * data + coefficients.x_coefficient * x
 
     def log_std(self, step: Tensor, logits: Tensor | None) -> Tensor:
         """Log stds of the states after the steps; [..., 1 ...] for fixed variances, where ``logits`` is None."""
-        numbers = self.numbers_of(step)
+        coefficients = self.coefficients_at(step)
         if logits is None:
-            return numbers.log_std_middle
-        return numbers.log_std_middle + numbers.log_std_per_logit * logits
+            return coefficients.log_std_middle
+        return coefficients.log_std_middle + coefficients.log_std_per_logit * logits
 
     def next_state(self, step: Tensor, x: Tensor, data: Tensor, sample: Tensor) -> Tensor:
         """The states after M steps: ``sample``, but the mean after a last step without noise. ``x``: the states

@@ -19,7 +19,7 @@ from ...networks.autoencoder import KLAutoencoder, KLConfig, KLModel
 from ...networks.mar import BUDGET, MAR, MARConfig, MARModel
 from ...reports.record import Report
 from ...samplers import chain, diffusion_steps
-from ...samplers.chain import HeadFactory, guide
+from ...samplers.chain import HeadSampler, guide
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.mar import mar
@@ -112,7 +112,7 @@ def _head(folder: Path) -> Iterator[Case]:
         conditions = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
         noise = chain.noise_for_steps(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
         rows = chain.DiffusionBatch(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
-        out = HeadFactory(net, net.head, Report("verify", "", {}, None, n, "cpu"), BUDGET).sample(rows)
+        out = HeadSampler(net, net.head, Report("verify", "", {}, None, n, "cpu"), BUDGET).sample(rows)
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)
 

@@ -4,13 +4,20 @@ Source: "BitDance" (arXiv 2602.14041) and its published code.
 
 Shapes: B images, L tokens of c bits each, K tokens in a block, transformer width D. The transformer runs on R batch
 rows. Without guidance, R is B, one row for each image. With guidance, R is 2 B: the last B rows are the null branch,
-which reads the null condition. In each block, the diffusion samples N of these R rows, the first ones:
+which reads the null condition.
 
-- N is R in blocks where the null branch samples its own tokens (:meth:`BlockCanvas.samples_null`);
-- N is B in all other blocks.
+In each block, the diffusion samples N of these R rows, the first ones. Guidance mixes P branches, and R is P N. At
+guidance scale 1, the branches are not mixed, so the null branch samples tokens of its own
+(:meth:`BlockCanvas.samples_null`)::
 
-The diffusion of a block has S diffusion steps, and then a last step, which replaces the state by the head's prediction.
-Each of the S + 1 steps needs the head's output for its state.
+    block                                        R      N      P
+    without guidance                             B      B      1
+    with guidance, the block's scale is not 1    2 B    B      2
+    with guidance, the block's scale is 1        2 B    2 B    1
+
+The diffusion of a block has S diffusion steps with noise, and then a last step without noise, which replaces the state
+by the head's prediction. Each of the S + 1 steps needs the head's output for its state. So ``chain.py``, where S is the
+number of all steps, takes S + 1 steps for a block.
 
 The order in which BitDance generates the tokens is the *token order*. A *cell* is a square of the image's grid.
 """
@@ -26,7 +33,7 @@ from torch import Tensor
 from ...networks.bitdance import BlockModel
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
-from ..chain import MODULATION_BUDGET, DiffusionBatch, FixedTokens, HeadFactory, noise_for_steps
+from ..chain import MODULATION_BUDGET, DiffusionBatch, FixedTokens, HeadSampler, noise_for_steps
 from ..conditioning import ClassOrPrompt
 from ..diffusion_steps import StepTable, step_table
 from ..editing import Edit
@@ -128,7 +135,8 @@ class BlockLook:
         if at.start > self.fed:
             new = slice(self.fed, at.start)
             embeddings = self.net.embed(self.canvas.branch_tokens[:, new], self.position_embeddings[new])
-            before = self.canvas.block_size + self.fed  # the embeddings of step 1 count too
+            # The K start embeddings come before the image tokens in the cache.
+            before = self.canvas.block_size + self.fed
             hidden = self.net.advance(embeddings, before, self.cache)
             self.hidden = hidden[:, -self.canvas.block_size :]
             self.fed = at.start
@@ -141,26 +149,26 @@ class BlockDiffusion:
     """Samples blocks by diffusion.
 
     Attributes:
-        steps_of: for each block, S + 1: its diffusion steps and the last step. Without speculation, each of these steps
-            is one call of the head.
+        noisy_steps_of: for each block, S: its diffusion steps with noise.
+        steps_of: for each block, S + 1: also with the last step. Without speculation, each of these steps is one call
+            of the head.
     """
 
     def __init__(self, canvas: BlockCanvas):
         settings = canvas.settings
         net = canvas.model.net
         self.canvas = canvas
-        self.heads = HeadFactory(net, net.denoiser, canvas.report, MODULATION_BUDGET)
+        self.heads = HeadSampler(net, net.denoiser, canvas.report, MODULATION_BUDGET)
         self.dtype = net.denoiser.cond_embed.weight.dtype
-        # S of each block.
-        self.counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, canvas.blocks)
-        self.steps_of = [count + 1 for count in self.counts]
+        self.noisy_steps_of = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, canvas.blocks)
+        self.steps_of = [count + 1 for count in self.noisy_steps_of]
         self.noise = noise_in_order(canvas)
         # Keys of the random numbers that verify drafts, int64 [2 B, blocks]; None without speculation.
         self.keys = verification_keys(canvas) if settings.speculation_window > 1 else None
 
-        # By number of diffusion steps S: the table of the S + 1 steps, and their times t, fp32 [S + 1].
+        # By S: the table of the S + 1 steps, and their times t, fp32 [S + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
-        for count in set(self.counts):
+        for count in set(self.noisy_steps_of):
             calls = head_calls(count, canvas.model.time_shift)
             times = to_device(torch.tensor(calls.times), canvas.device)
             self.tables[count] = step_table(calls.steps, net.denoiser.times(times)), times
@@ -181,14 +189,15 @@ class BlockDiffusion:
         canvas = self.canvas
         at = canvas.span(block)
         rows = canvas.sampled_rows(block)  # N
-        # R = P N. If the null branch samples its own tokens, its rows are rows of the batch: then N = R and P = 1, so
-        # guidance mixes nothing. Otherwise N = B, and with guidance P = 2: the null branch is branch 1.
-        branches = len(conditions) // rows
+        # If P is 2, the null branch is branch 1. If the null branch samples its own tokens, P is 1, and the null branch
+        # is the last B of the N = R rows.
+        branches = canvas.branches_in(block)  # P
         noise = StreamNoise(self.noise.start[:, at], self.noise.steps[:, :, at])
         if canvas.samples_null(block):
             noise = with_null_noise(canvas, noise)
 
-        table, times = self.tables[self.counts[block]]
+        count = self.noisy_steps_of[block]  # S
+        table, times = self.tables[count]
         sampled = canvas.sampled_mask(block)
         fixed_tokens = None
         if sampled is not None:
@@ -197,7 +206,8 @@ class BlockDiffusion:
             z=conditions.unflatten(0, (branches, rows)).to(self.dtype),
             cfg=torch.full((rows, 1, 1), canvas.cfg(block), device=canvas.device),
             x=noise.start,
-            noise=noise_for_steps(noise.steps, self.counts[block]),
+            # S entries for S + 1 steps: the last step adds no noise.
+            noise=noise_for_steps(noise.steps, count),
             table=table,
             fixed_tokens=fixed_tokens,
         )

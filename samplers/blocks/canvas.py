@@ -37,8 +37,11 @@ class BlockCanvas(Canvas):
 
     The canvas has two stores of tokens, and :meth:`decide_block` writes both. ``values`` has the tokens that the images
     show, cell by cell. ``branch_tokens`` has the tokens that the transformer reads, in token order and in each branch
-    of guidance. For example, an image has the cells 0 to 3, a block has two tokens, and the token order is 0, 2, 1, 3.
-    In block 0, the null branch has sampled its own tokens, w and x::
+    of guidance. At guidance scale 1, the branches are not mixed, so the null branch samples tokens of its own
+    (:meth:`samples_null`).
+
+    For example, an image has the cells 0 to 3, a block has two tokens, and the token order is 0, 2, 1, 3. Block 0 has
+    the guidance scale 1, so the null branch has sampled its own tokens, w and x::
 
         values           a c b d    tokens of the cells 0, 1, 2, 3
         branch_tokens    a b c d    conditional branch: tokens of the cells 0, 2, 1, 3
@@ -101,7 +104,11 @@ class BlockCanvas(Canvas):
 
     def sampled_rows(self, block: int) -> int:
         """Number N of batch rows to sample in a block: B, or R if the null branch samples its own tokens."""
-        return len(self.branch_tokens) if self.samples_null(block) else self.images
+        return len(self.branch_tokens) // self.branches_in(block)
+
+    def branches_in(self, block: int) -> int:
+        """Number P of branches that guidance mixes in a block. R is P N, see the table in ``bitdance.py``."""
+        return 2 if self.guided and not self.samples_null(block) else 1
 
     def sampled_mask(self, block: int) -> Tensor | None:
         """Which tokens of a block are sampled, bool [N, K, 1]; None if all are sampled."""
@@ -109,7 +116,7 @@ class BlockCanvas(Canvas):
             return None
         mask = self.regenerated[:, self.order[self.span(block)], None]
         # If the null branch samples its own tokens, N is 2 B: the edit fixes the same tokens in both branches.
-        return mask.repeat(self.sampled_rows(block) // self.images, 1, 1)
+        return mask.repeat(2 if self.samples_null(block) else 1, 1, 1)
 
     def decide_block(self, block: int, tokens: Tensor) -> None:
         """Decide a block: store its sampled tokens, [N, K, c]. Fixed tokens stay unchanged."""
@@ -118,9 +125,8 @@ class BlockCanvas(Canvas):
         if sampled is not None:
             tokens = torch.where(sampled, tokens, self.branch_tokens[: len(tokens), at])
 
-        # R = P N, see BlockDiffusion._batch: if N is B, all P branches read the same tokens.
-        branches = len(self.branch_tokens) // len(tokens)
-        self.branch_tokens[:, at] = tokens.repeat(branches, 1, 1)
+        # R is P N: if guidance mixes P branches, all of them read the same tokens.
+        self.branch_tokens[:, at] = tokens.repeat(self.branches_in(block), 1, 1)
         self.decide(self.order[at], tokens[: self.images], block)
 
     def to_latents(self, values: Tensor) -> Tensor:

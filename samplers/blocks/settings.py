@@ -68,4 +68,4 @@ class BlockSettings(Annealed):
 
     @property
     def samples_differently(self) -> bool:
-        return self.speculation_window > 1
+        return self.speculation_window > 1 or super().samples_differently

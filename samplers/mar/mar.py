@@ -28,7 +28,7 @@ from ...errors import UserError
 from ...networks.mar import MARModel
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
-from ..chain import HeadFactory
+from ..chain import HeadSampler
 from ..conditioning import ClassOrPrompt
 from ..diffusion_steps import StepTable
 from ..editing import Edit
@@ -68,7 +68,7 @@ def mar(
         condition: the classes of B images, or their prompts if the model reads prompts.
         settings: :class:`MARSettings`, or the settings of LazyMAR, which include the same fields.
         noise: the noise of B images.
-        make_transformer: makes the :class:`Transformer`, with its :class:`.HeadFactory`. The default has no
+        make_transformer: makes the :class:`Transformer`, with its :class:`.HeadSampler`. The default has no
             caches; :class:`.LazyTransformer` uses LazyMAR's caches.
         edit: an image, and the part of it to regenerate; None to generate whole images.
 
@@ -96,7 +96,7 @@ class Diffusion:
         counted: whether the report counts the diffusion steps that speculation drafts.
     """
 
-    def __init__(self, canvas: MARCanvas, heads: HeadFactory, tables: Sequence[StepTable], counted: bool = True):
+    def __init__(self, canvas: MARCanvas, heads: HeadSampler, tables: Sequence[StepTable], counted: bool = True):
         settings: MARBase = canvas.settings
         expect_full_head(settings, heads.is_full(settings.diffusion_steps))
         self.canvas = canvas

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ...networks.mar import BUDGET, Conditioning
 from ...networks.torch_state import to_device
-from ..chain import HeadFactory
+from ..chain import HeadSampler
 from .canvas import MARCanvas
 
 
@@ -44,14 +44,14 @@ class Transformer(ABC):
 
     # Calls the diffusion head. This is a field of the transformer, so a sampler's argument ``make_transformer`` chooses
     # LazyMAR's caches of the transformer and also LazyMAR's cache of the head.
-    heads: HeadFactory
+    heads: HeadSampler
     # Whether a pass may read snapshots of different AR steps. If so, the class overrides :meth:`for_snapshots`.
     allows_different_steps = False
 
     def __init__(self, canvas: MARCanvas):
         net = canvas.model.net
         self.canvas = canvas
-        self.heads = HeadFactory(net, net.head, canvas.report, BUDGET)
+        self.heads = HeadSampler(net, net.head, canvas.report, BUDGET)
 
     @abstractmethod
     def __call__(self, step: int, wanted: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from ...errors import UserError
 from ...networks.nextstep import NextStepModel, normed
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
-from ..chain import MODULATION_BUDGET, DiffusionBatch, HeadFactory, noise_for_steps
+from ..chain import MODULATION_BUDGET, DiffusionBatch, HeadSampler, noise_for_steps
 from ..diffusion_steps import StepTable, step_table
 from ..editing import Edit
 from ..engine import Sampler, run_passes
@@ -135,7 +135,7 @@ class TokenFlow:
         settings = canvas.settings
         net = canvas.model.net
         self.canvas = canvas
-        self.heads = HeadFactory(net, net.head, canvas.report, MODULATION_BUDGET)
+        self.heads = HeadSampler(net, net.head, canvas.report, MODULATION_BUDGET)
         self.dtype = net.head.cond_embed.weight.dtype
         self.counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, canvas.cells)
 

@@ -58,7 +58,7 @@ class TokenNoise:
         if key not in self._streams:
             seeds = [stream_key(self.seed, image, name) for image in self.images]
             keys = [int.from_bytes(seed, "little", signed=True) for seed in seeds]
-            image_keys = to_device(torch.tensor(keys, dtype=torch.int64), device).view(-1, 1, 1)
-            value_steps = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
-            self._streams[key] = CellNoise(image_keys, value_steps)
+            image_counters = to_device(torch.tensor(keys, dtype=torch.int64), device).view(-1, 1, 1)
+            value_offsets = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
+            self._streams[key] = CellNoise(image_counters, value_offsets)
         return self._streams[key]

@@ -21,7 +21,7 @@ from torch import Tensor
 from ....networks.mar import BUDGET, MARModel
 from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED, PLAIN, REJECTED, Report
-from ...chain import DiffusionBatch, HeadFactory, run_chain
+from ...chain import DiffusionBatch, HeadSampler, run_chain
 from ...conditioning import ClassOrPrompt
 from ...coupling import Gaussian
 from ...diffusion_steps import StepTable, step_table
@@ -140,7 +140,7 @@ def table_with_last_std(canvas: MARCanvas) -> StepTable:
     return step_table(respaced.steps, canvas.time_embeddings(respaced))
 
 
-def sample_paths(heads: HeadFactory, batch: DiffusionBatch, adds_last_noise: bool) -> Paths:
+def sample_paths(heads: HeadSampler, batch: DiffusionBatch, adds_last_noise: bool) -> Paths:
     """Sample the tokens of a batch, with a call of the full diffusion head at every diffusion step, and return their
     paths.
 
@@ -198,7 +198,7 @@ class MARDrafter:
         self.drafted = torch.zeros_like(target_canvas.outcome, dtype=torch.bool)
         self.table = table_with_last_std(self.draft_canvas)
         self.transformer = make_transformer(self.draft_canvas)
-        self.heads = HeadFactory(model.net, model.net.head, report, BUDGET)  # without caches
+        self.heads = HeadSampler(model.net, model.net.head, report, BUDGET)  # without caches
         self.adds_last_noise = adds_last_noise
 
     def draft_step(self, step: int, noise: StreamNoise) -> Paths:
@@ -272,7 +272,7 @@ class Mode(ABC):
         self.noise = noise
         # The target's head is computed in full, even if the transformer has caches.
         net = canvas.model.net
-        self.heads = HeadFactory(net, net.head, canvas.report, BUDGET)
+        self.heads = HeadSampler(net, net.head, canvas.report, BUDGET)
         # Keys of the random numbers with which drafts are verified, int64 [B, L].
         self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
         self.table = self.make_table(canvas)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ....networks.mar import MARModel
 from ....networks.torch_state import in_own_state
-from ...chain import HeadFactory
+from ...chain import HeadSampler
 from ...conditioning import ClassOrPrompt
 from ...diffusion_steps import StepTable
 from ...editing import Edit
@@ -74,7 +74,7 @@ class FrequencyWeighted(Diffusion):
         share: the share of an AR step's tokens that count as the tokens with the most detail, 0 to 1.
     """
 
-    def __init__(self, canvas: MARCanvas, heads: HeadFactory, tables: Sequence[StepTable], share: float):
+    def __init__(self, canvas: MARCanvas, heads: HeadSampler, tables: Sequence[StepTable], share: float):
         super().__init__(canvas, heads, tables)
         self.share = share
 

@@ -26,7 +26,7 @@ from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ....networks.speed import recorded
 from ....networks.torch_state import to_device
 from ....reports.record import Report
-from ...chain import ChainHead, DiffusionBatch, HeadFactory, StepInputs, StepResult, advance, for_each_step
+from ...chain import ChainHead, DiffusionBatch, HeadSampler, StepInputs, StepResult, advance, for_each_step
 from .settings import CacheSettings, head_period
 
 # Blocks 1 to 4 are the *middle* blocks of the head. The cache holds the sum of what they add to the head's features.
@@ -148,7 +148,7 @@ class CachedChainHead:
         return result
 
 
-class CachedHeadFactory(HeadFactory):
+class CachedHeadSampler(HeadSampler):
     """Makes heads with LazyMAR's cache, or without it if :func:`head_period` is 1."""
 
     # The base class sets these fields. Here they have the types of MAR.
@@ -162,11 +162,11 @@ class CachedHeadFactory(HeadFactory):
         self._schedules: dict[int, HeadSchedule] = {}  # by number of diffusion steps
 
     def is_full(self, steps: int) -> bool:
-        """See :meth:`.HeadFactory.is_full`."""
+        """See :meth:`.HeadSampler.is_full`."""
         return head_period(self.settings, steps) == 1
 
     def for_chain(self, batch: DiffusionBatch) -> ChainHead:
-        """See :meth:`.HeadFactory.for_chain`."""
+        """See :meth:`.HeadSampler.for_chain`."""
         steps = len(batch.table.times)
         if steps not in self._schedules:
             self._schedules[steps] = head_schedule(steps, head_period(self.settings, steps), batch.x.device)
@@ -203,7 +203,7 @@ def step_modulations(
     Args:
         outer: indices of the outer blocks.
         times: embeddings of the timesteps of the steps of this kind, [number of steps, w]. All tokens have the same
-            steps, because :meth:`.HeadFactory.sample_both` does not join batches if the head has a cache.
+            steps, because :meth:`.HeadSampler.sample_both` does not join batches if the head has a cache.
         condition: embeddings of the conditions z, [R, w].
     """
     blocks = [*head.res_blocks] if kind is StepKind.FULL else [head.res_blocks[number] for number in outer]

@@ -53,7 +53,7 @@ from ....networks.torch_state import to_device
 from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
 from ..transformer import FullTransformer, Transformer
-from .head import CachedHeadFactory
+from .head import CachedHeadSampler
 from .schedule import BY_STATE, caches_to_fill, computed_ratios, measuring_block, spare_rows
 from .settings import CacheSettings
 
@@ -105,7 +105,7 @@ class TransformerCache:
 
 
 class LazyTransformer(Transformer):
-    """The transformer with LazyMAR's caches, for one run of a sampler. :class:`.CachedHeadFactory` makes the heads.
+    """The transformer with LazyMAR's caches, for one run of a sampler. :class:`.CachedHeadSampler` makes the heads.
 
     A caller may skip AR steps, ask for any undecided positions, and start an edit, in which some tokens are decided
     from the start. A caller that changes decided tokens must call :meth:`discard_features`.
@@ -114,7 +114,7 @@ class LazyTransformer(Transformer):
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
         super().__init__(canvas)
         c = canvas.model.net.config
-        self.heads = CachedHeadFactory(canvas.model.net, canvas.report, settings)
+        self.heads = CachedHeadSampler(canvas.model.net, canvas.report, settings)
         self.full = FullTransformer(canvas)
 
         # The vectors for the class rows of a refresh, [F, D]. The conditional branch is first.

@@ -16,14 +16,14 @@ from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
 from fastar_nodes.runs.baseline import no_gain
 from fastar_nodes.samplers import chain, diffusion_steps
-from fastar_nodes.samplers.chain import HeadFactory
+from fastar_nodes.samplers.chain import HeadSampler
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, note_caches
 from fastar_nodes.samplers.mar.lazy import transformer as transformer_module
 from fastar_nodes.samplers.mar.lazy.head import (
-    CachedHeadFactory,
+    CachedHeadSampler,
     evaluate_cached,
     evaluate_full,
     head_schedule,
@@ -454,8 +454,8 @@ def sampled(net, batch, period=1):
     """Sampled with LazyMAR's head and a period of so many diffusion steps; 1: by MAR's."""
     report = Report("mar", "tiny", {}, None, len(batch.x), "cpu")
     if period == 1:
-        return HeadFactory(net, net.head, report, BUDGET).sample(batch)
-    heads = CachedHeadFactory(net, report, CacheSettings())
+        return HeadSampler(net, net.head, report, BUDGET).sample(batch)
+    heads = CachedHeadSampler(net, report, CacheSettings())
     heads._schedules[len(batch.table)] = head_schedule(len(batch.table), period, batch.x.device)
     return heads.sample(batch)
 
