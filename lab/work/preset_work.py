@@ -237,7 +237,7 @@ def tokenizer_not_counted() -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for owner, name in ((PixelUpSampling, "up"), (PixelUpSampling, "down"), (mulosd, "codebook_neighbours")):
+        for owner, name in ((PixelUpSampling, "up"), (PixelUpSampling, "down"), (mulosd, "cached_neighbours")):
             stack.enter_context(mock.patch.object(owner, name, not_counted(getattr(owner, name))))
         yield
 

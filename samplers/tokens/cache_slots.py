@@ -1,17 +1,24 @@
 """Slots of the KV cache: which slot holds the keys and values of each token that a schedule feeds.
 
-Some terms of ``schedule.py``: a *cell* is a square of the image's grid, and holds one token. A pass of the transformer
-decides cells and feeds tokens; each fed token is a *fed row*. A token's *place* is its index in the order in which the
-model reads tokens. A *stand-in* is a token that is fed at a place whose true token is not decided yet.
+For *cell*, *place*, *stand-in* and ``last_visible`` see ``schedule.py``. It also has the example that this file uses,
+ZipAR with window 1 on 3 x 3 cells::
 
-Slot i holds place i. The slots of the condition come before slot 0; every fed row attends to (*sees*) all of them. Of
-the other slots, a fed row sees the places up to its ``last_visible``. All rows of a pass see only slots below the *end*
-of the pass.
+    pass   feeds the tokens at the places
+    0      none: the prefill
+    1      0
+    2      1
+    3      2
+    4      3 and 5; at place 5, the pass feeds a stand-in, because cell 5 is not decided yet
+    5      4 and 6
+    6      5 and 7; at place 5, the pass now feeds the true token
 
-At the place of a stand-in, two tokens are fed: first the stand-in, and later the true token. Where the cache holds them
-depends on the number of passes in each call of the transformer, so the text below has two sections. Their example is
-ZipAR with window 1 on 3 x 3 cells (see ``schedule.py``), which feeds tokens at the places 0 to 7. Pass 4 feeds a
-stand-in at place 5, and pass 6 feeds the true token.
+The *end* of a pass is 1 + the largest slot that a row of the pass may *see*, which means attend to. With serial slots,
+slots are places: slot i holds place i. With window slots, a stand-in's slot may be larger. The slots of the condition
+come before slot 0, and every fed row sees all of them. Of the other slots, a fed row sees only slots that hold a place
+up to its ``last_visible``.
+
+Where the cache holds the two tokens of place 5 depends on the number of passes in each call of the transformer, so the
+rest of this text has two sections.
 
 **One pass in each call** (:func:`serial_slots`). A stand-in is written to the slot of its place, and later the true
 token overwrites it. These are the slots below the end of each pass, after the pass has written its own slots. A number
@@ -74,7 +81,7 @@ class CacheSlots:
     of_row: np.ndarray  # slot that the row writes; the last slot for padding
 
     # For each pass, [P].
-    end: np.ndarray  # the rows of the pass attend only to slots below this slot; 0 if the pass feeds no rows
+    end: np.ndarray  # 1 + the largest slot that a row of the pass may see; 0 if the pass feeds no rows
     # bool, False if all rows of the pass attend to all slots below the pass's end, so that no mask is needed. True for
     # all passes of window_slots.
     needs_mask: np.ndarray
@@ -121,17 +128,19 @@ def window_slots(schedule: Schedule) -> CacheSlots:
     slots = _slots_of_places(schedule)
     of_row = []
     ends = []
-    stand_in_slots: dict[int, int] = {}  # the stand-ins in the cache: for each place with a stand-in, its own slot
+    # The stand-ins that are not replaced yet: place -> the stand-in's slot. A place has at most one present stand-in,
+    # because step 1 removes it before step 2 may add another one.
+    present_stand_ins: dict[int, int] = {}
     for k, p in enumerate(schedule.passes):
         for row in p.fed_rows:
             # 1. Any token that is fed at the place of a stand-in replaces it.
-            if row.place in stand_in_slots:
-                old_slot = stand_in_slots.pop(row.place)
+            if row.place in present_stand_ins:
+                old_slot = present_stand_ins.pop(row.place)
                 slots[old_slot].replaced = k
 
             # 2. A stand-in adds its own slot at the end.
             if row.is_stand_in:
-                stand_in_slots[row.place] = len(slots)
+                present_stand_ins[row.place] = len(slots)
                 of_row.append(len(slots))
                 slots.append(_Slot(row.place, written=k))
             else:
@@ -139,9 +148,10 @@ def window_slots(schedule: Schedule) -> CacheSlots:
                 slot.written = min(slot.written, k)  # the first pass that writes the slot
                 of_row.append(row.place)
 
-        # 3. The rows may see the slots of the places (slot i holds place i) and of the stand-ins in the cache.
-        last_slot_of_places = _last_visible_place(p)
-        ends.append(1 + max([last_slot_of_places, *stand_in_slots.values()]))
+        # 3. The last slot that a row may see: the slot of the last visible place, or a present stand-in's slot. Slot i
+        #    holds place i.
+        last = max([_last_visible_place(p), *present_stand_ins.values()])
+        ends.append(1 + last)
 
     return _in_arrays(slots, of_row, ends, needs_mask=[True] * len(ends))
 

@@ -76,7 +76,6 @@ def decode_schedule(
     in_windows = runs_in_windows(parallel, in_16_bit)
     padded_to = padded_row_count(schedule, parallel) if in_windows and in_16_bit else 0
 
-    first_value = span[0] if span else 0
     draw = TokenDraw(
         canvas,
         stream,
@@ -85,6 +84,7 @@ def decode_schedule(
         part_share=condition.part_share,
         padded_to=padded_to,
     )
+    first_value = span[0] if span else 0  # token value of image code 0
     transformer = CachedTransformer(canvas, condition, first_value, padded_to)
     if in_windows:
         return (yield from decode_in_windows(canvas, transformer, draw, schedule, parallel))
@@ -112,13 +112,15 @@ def _decode_pass_by_pass(
 ) -> Sampler:
     """Run the passes of a schedule one after another. Yields a step after each pass."""
     guided = guided_passes(canvas.sampling, schedule)
+    # Guidance that has ended may start again, see guidance_steps. A guided pass needs the keys and values of all
+    # earlier passes in the null branch too. So every pass up to the last guided one feeds this branch, guided or not.
     last_guided = last_guided_pass(guided)
     reads_null = [k <= last_guided for k in range(len(guided))]
     canvas.total = len(guided)
 
     # 1. The prefill.
-    slots = serial_slots(schedule).count_without_padding
-    run_first_pass(canvas, transformer, draw, schedule, slots, reads_null[0])
+    slot_count = serial_slots(schedule).count_without_padding
+    run_first_pass(canvas, transformer, draw, schedule, slot_count, reads_null[0])
     look = ScheduleLook(transformer, schedule, reads_null)
     later_passes = later_passes_on_device(schedule, canvas.device)
     yield from canvas.yield_step(1)

@@ -54,10 +54,10 @@ def decode_in_windows(
     ``done`` of a step is the number of certain cells of the image that has the fewest certain cells. ``total`` is the
     number of cells of an image.
 
-    In the report, "accepted" counts the cells that became certain in a pass that had read guesses, and "rejected"
-    counts the samples that decided no cell. The report's map "step" holds the call in which a cell became certain; 0 is
-    the prefill. The report's map "outcome" holds ACCEPTED for the cells that "accepted" counts, and PLAIN for all other
-    cells. For a cell that an edit fixes, the two maps hold -1 and GIVEN instead.
+    In the report, "accepted" counts the cells that became certain in a pass that had read guesses. "rejected" is the
+    number of samples minus the number of cells that became certain. The report's map "step" holds the call in which a
+    cell became certain; 0 is the prefill. The report's map "outcome" holds ACCEPTED for the cells that "accepted"
+    counts, and PLAIN for all other cells. For a cell that an edit fixes, the two maps hold -1 and GIVEN instead.
     """
     table = schedule_table(schedule)
     canvas.total = canvas.cells
@@ -148,7 +148,8 @@ def jacobi_calls(
         # 5. Move the windows. New tokens that are not certain are guesses in the next call.
         window.move(new, progress)
 
-        # 6. Remove finished images from the batch.
+        # 6. Remove finished images from the batch. The transformer's cache and the window change in place; ``draw`` is
+        #    replaced by a new object. ``guiding`` has no data of single images: it reads the window.
         remaining = np.flatnonzero(window.start < passes)
         if may_leave.images and 0 < len(remaining) < len(window.active):
             transformer.keep(to_device(remaining, canvas.device), len(window.active))

@@ -27,12 +27,15 @@ class WindowCells(NamedTuple):
 
     The arrays are on the host. Each row is an image, and each column is one of its cells. n is the largest number of
     cells of an image. In an image with fewer cells, padding follows the cells. A finished image has padding only.
+
+    ``in_pass`` of padding is the number of all passes, which is after every pass. So padding is never certain, is never
+    the first change of an image (:meth:`Window.progress`), and is never guided (:class:`WindowGuidance`).
     """
 
     cell: np.ndarray  # the cell, int64 [A, n]; L for padding
     in_pass: np.ndarray  # the pass that decides the cell, int64 [A, n]; for padding, the number of all passes
-    # The index of the fed row that predicts the cell, int64 [A, n], counted from the first fed row of the image's
-    # passes; 0 for padding.
+    # The index of the fed row that predicts the cell, int64 [A, n], counted from the first fed row of these passes of
+    # the image; 0 for padding.
     predicted_by: np.ndarray
     cell_count: np.ndarray  # number of cells of each image, int64 [A]
 
@@ -69,7 +72,7 @@ class Progress(NamedTuple):
 
     @property
     def rejected(self) -> int:
-        """Number of samples that decided no cell."""
+        """Number of samples minus number of cells that became certain."""
         return self.sample_count - int(self.is_certain.sum())
 
 
@@ -108,7 +111,7 @@ class Window:
         self.width = width
         self.active = np.arange(canvas.images)
         self.tokens = canvas.values.clone()
-        self._set_start(np.ones(canvas.images, np.int64))
+        self._set_start(np.ones(canvas.images, np.int64))  # pass 0 has run already, or is empty
 
         # The first guesses are copies of the newest token. If the first pass decides no cell, as in the later blocks of
         # MuLo-SD, the newest token is the token of the last known cell.
@@ -167,15 +170,13 @@ class Window:
         guesses = self.tokens.gather(1, self.cell_on_device)
         changed = (new != guesses).cpu().numpy()
 
-        # If no token changed, first_changed is the number of all passes. Padding has this number as its pass, so it
-        # does not matter whether padding changed.
+        # If no token changed, first_changed is the number of all passes. This is also the pass of padding.
         first_changed = np.where(changed, in_pass, self.table.passes).min(axis=1)
 
         last_certain = np.minimum(first_changed, self.stop - 1)  # if no token changed, the last pass of the window
         new_start = last_certain + 1
         return Progress(
             new_start=new_start,
-            # new_start is at most the number of all passes, which is the pass of padding. So padding is never certain.
             is_certain=in_pass < new_start[:, None],
             read_guesses=in_pass > self.start[:, None],
             sample_count=int(self.cells.cell_count.sum()),
@@ -217,9 +218,10 @@ class Window:
         device = self.tokens.device
         old_stop = self.stop
 
-        # 1. Store the new tokens. The last cell of each window has the newest token.
+        # 1. Store the new tokens. The last cell of each window has the newest token. The table's cells are in the order
+        #    of the passes, so this cell is the last entry before the cells of pass old_stop.
         self.tokens.scatter_(1, self.cell_on_device, new)
-        last_cell = table.cells[table.cell_start[old_stop] - 1]  # the last cell of the passes before old_stop
+        last_cell = table.cells[table.cell_start[old_stop] - 1]
         newest = self.tokens.gather(1, to_device(last_cell[:, None], device))
 
         # 2. Move the windows. The passes from old_stop to stop - 1 enter them. At the end of the schedule, both are the
@@ -247,7 +249,7 @@ class WindowGuidance:
     """
 
     def __init__(self, guided: Sequence[bool], null_may_leave: bool):
-        self.guided_by_pass = np.array([*guided, False])  # the last entry is for padding
+        self.guided_by_pass = np.array([*guided, False])  # the last entry is for padding, see WindowCells
         self.null_may_leave = null_may_leave
         self.last_guided = last_guided_pass(guided)
 

@@ -59,10 +59,12 @@ class DeviceTable:
 
     ``table`` and ``slots`` are the two on the host. The other attributes are tensors on the device, int64.
 
+    Shapes: the schedule feeds F rows and decides N cells, and the cache has S image slots.
+
     - For each fed row, [F + 1]: ``fed_cell``, ``transition_token``, ``position``, ``last_visible`` and ``pass_of_row``
       of the ScheduleTable. ``transition_token`` is None if the schedule has no transition tokens. ``cache_slot`` is the
       slot that the row writes, counted from the first slot of the cache.
-    - For each decided cell, [D + 1]: ``predicting_row`` is the index of the row that predicts the cell, counted from
+    - For each decided cell, [N + 1]: ``predicting_row`` is the index of the row that predicts the cell, counted from
       the first row of the cell's pass. The last entry is not used.
     - For each slot of the cache, [prefix + S]: ``place``, ``written`` and ``replaced`` of the CacheSlots. The entries
       of the condition's slots come first.
@@ -157,8 +159,8 @@ class CachedTransformer:
         self.first_value = first_value
         self.padded_to = padded_to
 
-    def prefill(self, null: bool, slots: int, image: Tensor | None = None) -> Tensor:
-        """Make a cache with ``slots`` image slots, and read the condition into it.
+    def prefill(self, null: bool, slot_count: int, image: Tensor | None = None) -> Tensor:
+        """Make a cache with ``slot_count`` image slots, and read the condition into it.
 
         ``null``: whether the null branch runs too. ``image``: m tokens that the transformer reads after the condition,
         int64 [B, m]; None: it reads only the condition.
@@ -177,7 +179,7 @@ class CachedTransformer:
 
         # 2. The pass.
         report.add(transformer_passes=1, transformer_tokens=len(condition_rows) * row_count)
-        hidden, self.cache = self.net.prefill(condition_rows, self.canvas.grid[0], slots, lengths, image_rows)
+        hidden, self.cache = self.net.prefill(condition_rows, self.canvas.grid[0], slot_count, lengths, image_rows)
         self.cached_branches = branches
 
         # 3. So far, images with the same prompt shared a batch row in each branch. Now each image gets its own batch
@@ -229,23 +231,28 @@ class CachedTransformer:
 
 
 def run_first_pass(
-    canvas: TokenCanvas, transformer: CachedTransformer, draw: TokenDraw, schedule: Schedule, slots: int, null: bool
+    canvas: TokenCanvas,
+    transformer: CachedTransformer,
+    draw: TokenDraw,
+    schedule: Schedule,
+    slot_count: int,
+    null: bool,
 ) -> None:
     """Run the prefill, and decide the cells of the first pass of a schedule. The hidden row of the condition's last
     token predicts all these cells.
 
     Args:
         canvas: the images to generate.
-        transformer: gets a cache with ``slots`` image slots.
+        transformer: gets a cache with ``slot_count`` image slots.
         draw: samples the tokens.
         schedule: a schedule without known cells.
-        slots: number of image slots of the cache.
+        slot_count: number of image slots of the cache.
         null: whether the transformer also reads the null condition. If False, no later pass can feed the null branch.
     """
     looking, drawing = canvas.phases
     cells = to_device(np.array(schedule.passes[0].cells, np.int64), canvas.device)
     with canvas.clock.phase(looking):
-        hidden = transformer.prefill(null, slots)
+        hidden = transformer.prefill(null, slot_count)
     with canvas.clock.phase(drawing):
         tokens = draw.of_schedule(schedule)(0, cells, hidden.expand(-1, len(cells), -1))
     canvas.decide(cells, tokens, 0)
@@ -266,6 +273,8 @@ class ScheduleLook:
         self.reads_null = reads_null
         self.table = DeviceTable(schedule, serial_slots(schedule), transformer.cache.prefix, canvas.device)
 
+    # The schedule states which cells pass k decides, so ``cells`` is not used. The loop of the engine requires both
+    # arguments.
     def __call__(self, k: int, cells: Tensor) -> Tensor:
         """Run pass k, and return the hidden rows [R, n, D] that predict its n ``cells``."""
         fed, predicted_by = self.table.pass_rows(k)

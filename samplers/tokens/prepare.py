@@ -35,7 +35,13 @@ class PreparedCondition:
     The transformer runs in up to three branches, each for all images. The first branch reads the condition. If
     ``part_share`` is above 0, a second branch reads a part of the condition. If there is guidance, the last branch
     reads the null condition. The logits of the first two branches are mixed, and guidance then mixes the result with
-    the logits of the null condition.
+    the logits of the null condition::
+
+        mixed  = (1 - part_share) first + part_share second      (without a second branch: first)
+        guided = null + cfg (mixed - null)
+
+    Only image editing with a Janus has a second branch (:class:`PreparedImages`). There, the first branch reads the
+    prompt, the content of the image and the codes of the image. The second branch reads all but the codes.
     """
 
     # Labels, int64 [B]; features, [B, n, width]; or token ids of prompts, int64 [B, n], or [U, n] for U distinct

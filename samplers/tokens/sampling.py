@@ -52,12 +52,12 @@ def guidance_at(sampling: TokenSampling, cfg_steps: Tensor) -> Guidance:
     """
     if sampling.cfg_interval == math.inf:
         return Guidance(sampling.uses_guidance)  # the same for all tokens
-    return Guidance(sampling.uses_guidance, cfg_steps <= sampling.cfg_interval)
+    return Guidance(sampling.uses_guidance, sampling.in_cfg_interval(cfg_steps))
 
 
 def guided_passes(sampling: TokenSampling, schedule: Schedule) -> list[bool]:
     """For each pass of a schedule, whether guidance is applied."""
-    return [sampling.uses_guidance and p.cfg_step <= sampling.cfg_interval for p in schedule.passes]
+    return [sampling.uses_guidance and sampling.in_cfg_interval(p.cfg_step) for p in schedule.passes]
 
 
 class DrawSetup(NamedTuple):
@@ -208,8 +208,10 @@ def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidan
         mixed = torch.lerp(mixed, branches[1], setup.part_share)
         conditional_branches = 2
 
-    # 3. Classifier-free guidance: null + cfg (cond - null).
-    if guidance.applies and len(branches) > conditional_branches:
+    # 3. Classifier-free guidance: null + cfg (cond - null). A pass without guidance may feed the null branch too,
+    #    because a later pass with guidance reads its keys and values. A pass with guidance always feeds it.
+    if guidance.applies:
+        assert len(branches) == conditional_branches + 1, "guidance needs the null branch, but it was not fed"
         cond = mixed
         mixed = torch.lerp(branches[-1], cond, setup.sampling.cfg)
         if guidance.per_token is not None:

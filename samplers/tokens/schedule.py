@@ -3,7 +3,20 @@ pass feeds.
 
 A *cell* is one square of the token grid. Cells are numbered in raster order, and each cell holds one token. A pass
 feeds tokens to the transformer. Each fed token is a *fed row*, and the transformer's output for the row may predict a
-cell. Four numbers belong to a fed row:
+cell. This is the schedule of ZipAR with window 1 on 3 x 3 cells::
+
+    cells     decided in pass     pass   decides   feeds the tokens of cells ... at positions ...
+    0 1 2     0  1  2             0      0         none: the prefill, which reads the condition
+    3 4 5     3  4  5             1-3    1, 2, 3   the cell before, at its own position
+    6 7 8     4  5  6             4      4, 6      3 at 3, and 2 at 5: a stand-in for cell 5
+                                  5      5, 7      4 at 4, and 6 at 6
+                                  6      8         5 at 5, which replaces the stand-in, and 7 at 7
+
+The model predicts the next cell in raster order, as most models do: the fed row at position c - 1 predicts cell c. In
+pass 4, cell 6 is decided before cell 5. So the token of cell 5 is not known, and the pass feeds a different token at
+position 5, the *stand-in*.
+
+Four numbers belong to a fed row:
 
 - its cell: the cell whose token is fed;
 - its *position*: the cell whose position encoding the token gets;
@@ -11,12 +24,10 @@ cell. Four numbers belong to a fed row:
   the tokens at all places up to its ``last_visible``;
 - its *slot* in the KV cache (``cache_slots.py``).
 
-Most models predict the next cell in raster order: the fed row at position c - 1 predicts cell c. Usually, the token of
-cell c is fed at position c and place c, and is written to slot c, so all four numbers are c. There are three
-exceptions:
+Usually, the token of cell c is fed at position c and place c, and is written to slot c, so all four numbers are c.
+There are three exceptions:
 
-- *Stand-ins*. If a sampler decides cells of several grid rows in one pass, the token of cell c - 1 may not be decided
-  yet. The pass then feeds the token of a different cell at position c - 1.
+- A stand-in is fed at the position of a different cell.
 - A PAR reads tokens in its own order, so place and cell are different (``par.py``).
 - A PAR also reads transition tokens, which belong to no cell.
 
@@ -28,19 +39,11 @@ The fed rows thus are::
     of cell c, in a PAR                   c       c          in PAR's order   the place
     PAR's transition token                none    none       in PAR's order   the place
 
-For example, ZipAR with window 1 on 3 x 3 cells has a stand-in in pass 4::
-
-    cells     decided in pass     pass   decides   feeds the tokens of cells ... at positions ...
-    0 1 2     0  1  2             0      0         none: the prefill, which reads the condition
-    3 4 5     3  4  5             1-3    1, 2, 3   the cell before, at its own position
-    6 7 8     4  5  6             4      4, 6      3 at 3, and 2 at 5: a stand-in for cell 5
-                                  5      5, 7      4 at 4, and 6 at 6
-                                  6      8         5 at 5, which replaces the stand-in, and 7 at 7
-
-Only in MuLo-SD may a schedule decide just a part of the grid, a block of grid rows (``mulosd/drafting.py``). All cells
-of earlier blocks are *known*: they are decided before the schedule begins, and all of them except the last are in the
-cache. If there are known cells, no prefill is needed, so the first pass is empty. If the token of a known cell may have
-changed since the cell was fed, the cell is *fed again*.
+A schedule may also continue an image whose first grid rows exist already. Only the draft model of MuLo-SD needs this:
+it generates an image in blocks of grid rows, and the target may change a block before the next one is generated
+(``mulosd/drafting.py``). All cells of earlier blocks are *known*: they are decided before the schedule begins, and all
+of them except the last are in the cache. If there are known cells, no prefill is needed, so the first pass is empty. If
+the token of a known cell may have changed since the cell was fed, the cell is *fed again*.
 
 The file has, in this order: the parts of a schedule (:class:`FedRow`, :class:`Pass`, :class:`Schedule`); the schedules
 of a model that predicts the next token (:func:`next_token_passes`, :func:`raster`, :func:`guidance_steps`); and all
@@ -80,10 +83,14 @@ class Pass:
     """
 
     cells: tuple[int, ...]  # cells that the pass decides
-    # For each of ``cells``, the index in ``fed_rows`` of the row that predicts the cell; 0 in the prefill.
+    # For each of ``cells``, the index of the row that predicts the cell, counted from the first row of ``fed_rows``; 0
+    # in the prefill.
     predicted_by: tuple[int, ...]
     fed_rows: tuple[FedRow, ...] = ()
-    cfg_step: int = -1  # guidance is on if cfg_step is at most the setting cfg_interval; see guidance_steps
+    # The decoding step, which is compared with the setting cfg_interval: the pass is guided if cfg_step is at most
+    # cfg_interval. In raster order, it is the number of tokens decided before the pass, minus 1: -1 in the prefill, and
+    # 0 in the pass after it. For other orders see guidance_steps, and draft_schedule in mulosd/drafting.py.
+    cfg_step: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +195,7 @@ class ScheduleTable:
     """All fed rows and decided cells of a schedule, as int64 arrays in the order of the passes. A slice of an array
     holds the facts of one pass, or of several successive passes.
 
-    Shapes: together, P passes feed F rows and decide D of the L cells of the grid. The last entry of an array of fed
+    Shapes: together, P passes feed F rows and decide N of the L cells of the grid. The last entry of an array of fed
     rows or of cells is padding: a call uses this entry for images with fewer rows or cells than other images have.
     """
 
@@ -201,9 +208,10 @@ class ScheduleTable:
     last_visible: np.ndarray  # last place that the row attends to; -1 for padding
     pass_of_row: np.ndarray  # pass that feeds the row; 0 for padding
 
-    # For each decided cell, [D + 1].
+    # For each decided cell, [N + 1].
     cells: np.ndarray  # the cell; L for padding
-    row_of_cell: np.ndarray  # index of the fed row that predicts the cell; 0 for padding
+    # Index of the fed row that predicts the cell, counted from the first row of the schedule; 0 for padding.
+    row_of_cell: np.ndarray
     pass_of_cell: np.ndarray  # pass that decides the cell; P for padding
 
     # For each pass, and for the end of the schedule, [P + 1]. Pass k feeds the rows row_start[k] to

@@ -28,6 +28,12 @@ from .schedule import Schedule, raster
 
 # ------------------------------------------------------------ settings that several samplers have
 
+# Each of these functions puts the sampler's texts into a tooltip. For example, this is the tooltip of
+# parallel_knob("tokens that are guessed ahead", USUAL_PARALLEL):
+#
+#     Number of tokens that are guessed ahead. One pass verifies all guesses, so fewer passes are needed; in fp32, the
+#     image stays identical. Usual: the image's side in tokens (16 for 256 pixels); at 0, no guesses are made.
+
 
 def top_p_knob(advanced: bool) -> Any:
     """The setting *top_p*. ``advanced``: whether *top_p* is hidden among the advanced settings; False for a sampler if
@@ -208,12 +214,27 @@ class TokenSampling:
         """Whether guidance is on. The transformer then also reads the null condition."""
         return self.cfg > 1
 
+    def in_cfg_interval(self, cfg_step: Any) -> Any:
+        """Whether guidance, if it is on, applies at a ``cfg_step`` (see :class:`.Pass`): a bool for an int, and a bool
+        tensor for an int64 tensor.
+        """
+        return cfg_step <= self.cfg_interval
 
-# Published cfg and top_k for each kind of condition: LlamaGen's values for classes and text, Tar's for features, and
-# Janus' for prompts. A top_k of 0 allows all values of a token.
-_PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "prompt": (5.0, 0)}
-# PAR's published cfg for each network width and number of regions (XL-4x, XXL-4x, 3B-4x, 3B-16x). PAR's top_k is 0.
-_PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}
+
+# Published cfg and top_k for each kind of condition. A top_k of 0 allows all values of a token.
+_PUBLISHED = {
+    "class": (4.0, 2000),  # LlamaGen with class labels
+    "text": (7.5, 1000),  # LlamaGen with text
+    "features": (4.0, 0),  # Tar's de-tokenizer
+    "prompt": (5.0, 0),  # Janus
+}
+# PAR's published cfg for each pair (network width, number of regions). PAR's top_k is 0.
+_PUBLISHED_PAR = {
+    (1280, 4): 1.5,  # PAR-XL-4x
+    (1536, 4): 1.435,  # PAR-XXL-4x
+    (3200, 4): 1.345,  # PAR-3B-4x
+    (3200, 16): 1.5,  # PAR-3B-16x
+}
 
 
 def published(model: TokenModel) -> dict[str, Any]:

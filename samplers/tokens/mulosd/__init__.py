@@ -50,7 +50,7 @@ from ..token_noise import TokenNoise
 from .drafting import BlockDrafter, UpSampling, blocks_of, enlarge_draft, reduce_result
 from .islands import Repair, islands_of_all, repair_of
 from .settings import MuLoSDSettings
-from .verification import BlockVerifier, codebook_neighbours
+from .verification import BlockVerifier, cached_neighbours
 
 
 @in_own_state
@@ -101,7 +101,7 @@ def mulosd(
 
     blocks = blocks_of(settings, draft.grid, ratio)
     neighbour_count = settings.neighbours_among(target.net.config.vocab)
-    neighbours = codebook_neighbours(up_sampler.tokenizer_net.quantize, neighbour_count, canvas.device)
+    neighbours = cached_neighbours(up_sampler.tokenizer_net.quantize, neighbour_count, canvas.device)
     drafter = BlockDrafter(canvas, draft, condition, blocks)
     verifier = BlockVerifier(canvas, prepared, neighbours)
     repairs: list[Repair] = []

@@ -139,7 +139,7 @@ class BlockDrafter:
     """The draft model M_q, with its images and the keys and values of all blocks so far.
 
     The draft model generates a block pass by pass or, with *draft_parallel* above 1, in windows of several passes
-    (``jacobi.py``).
+    (``jacobi.py``). In windows, the progress and the report count a call of the transformer as one pass.
 
     Args:
         target_canvas: the target's images. Both models write to its report and its clock.
@@ -162,7 +162,7 @@ class BlockDrafter:
         self.draw = TokenDraw(self.canvas, stream="draft")
         self.window_width = target_canvas.settings.draft_parallel  # number of passes in a window
         self.in_windows = self.window_width > 1
-        self.slots = self._slots_for(blocks)
+        self.slot_count = self._slot_count_for(blocks)
         # In windows, a finished image may leave the batch, unless a later block needs the image's keys and values. The
         # null branch may leave after the last guided pass of a block, because guidance does not start again later.
         self.may_leave = MayLeave(images=len(blocks) == 1, null_branch=True)
@@ -170,7 +170,7 @@ class BlockDrafter:
         # So the cache has the null branch for all blocks.
         self.reads_null = self.canvas.sampling.uses_guidance
 
-    def _slots_for(self, blocks: Sequence[Block]) -> int:
+    def _slot_count_for(self, blocks: Sequence[Block]) -> int:
         """Number of cache slots for the image's tokens. One cache serves all blocks, so it has the largest number of
         slots that any block needs. In windows, stand-ins and padding have slots of their own.
         """
@@ -188,7 +188,7 @@ class BlockDrafter:
 
         # 1. The first block begins with the prefill. In later blocks, the first pass is empty and does not run.
         if block.is_first:
-            run_first_pass(self.canvas, self.transformer, self.draw, schedule, self.slots, self.reads_null)
+            run_first_pass(self.canvas, self.transformer, self.draw, schedule, self.slot_count, self.reads_null)
             passes_before = 1
             yield from yield_step(passes_before)
 
@@ -204,9 +204,7 @@ class BlockDrafter:
             yield from run_passes(self.canvas, plan, look, draw, yield_step, passes_before)
 
     def _yield_step(self, block: Block, done: int) -> Iterator[Step]:
-        """Count a pass of the draft model, and yield the step. ``done``: number of passes so far in the block; in
-        windows, number of calls.
-        """
+        """Count a pass of the draft model, and yield the step. ``done``: number of passes so far in the block."""
         self.canvas.report.add(draft_passes=1)
         planned = sum(1 for p in block.schedule.passes if p.cells)  # an empty first pass does not run
         progress = progress_of_draft(block, done, planned)
@@ -233,7 +231,8 @@ def progress_of_draft(block: Block, done: int, planned: int) -> int:
 
     The progress counts each cell twice: when the cell is drafted, and when it is final. It does not count passes,
     because the number of passes that resample a block is not known until the target has verified the block. In windows,
-    ``done`` counts calls. There may be fewer calls than passes, so the progress may jump at the end of the draft.
+    a call counts as one pass, but ``planned`` is the number without windows. Fewer calls may be enough, so the progress
+    may jump at the end of the draft.
     """
     return 2 * block.cells.start + len(block.cells) * done // planned
 

@@ -158,12 +158,13 @@ def find_islands(region: np.ndarray) -> np.ndarray:
 
 
 def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
-    """The index of the wave that resamples each cell, int32 [B, h, G], from 0; -1 outside the islands.
+    """The index of the wave that resamples each cell, int32 [B, h, G], from 0; -1 outside the islands. The rule is::
 
-    A cell is in the first wave after the waves of all cells for which it waits, or in wave 0 if it waits for none. It
-    waits for two kinds of cells in its island. The first kind is to its left, in the same grid row. The second kind is
-    in the grid rows above, in columns up to the cell's own column + ``reach`` - 1. For example, if one island (x) has
-    these cells, and ``reach`` is 2::
+        for each cell (y, c) of an island, in raster order:
+            waits_for = cells of the same island, in row y left of c, or in rows above y in columns up to c + reach - 1
+            wave of (y, c) = 1 + the latest wave in waits_for, or 0 if waits_for is empty
+
+    For example, if one island (x) has these cells, and ``reach`` is 2::
 
         island     wave
         x x x .    0  1  2 -1
@@ -181,38 +182,40 @@ def waves_of_islands(island_of_cell: np.ndarray, reach: int) -> np.ndarray:
     images, height, width = island_of_cell.shape
     wave_of_cell = np.full(island_of_cell.shape, -1, np.int32)
 
-    # In this function, the islands of all images are numbered together, from 0. Image b has the numbers from
-    # b * most_islands on; some of them may stay unused. latest_so_far[i, c] is the latest wave of island i in the grid
-    # rows above row y, in columns up to c; -1 if the island has no cells there.
+    # ``island_in_batch`` numbers the islands of all images together, from 0. Image b has the numbers from
+    # b * most_islands on; some of them may stay unused. The numbers outside the islands are not used either.
     most_islands = int(island_of_cell.max())
+    island_in_batch = island_of_cell - 1 + most_islands * np.arange(images)[:, None, None]
+
+    # latest_so_far[i, c] is the latest wave of island i in the grid rows above row y, in columns up to c; -1 if the
+    # island has no cells there.
     latest_so_far = np.full((images * most_islands, width), -1, np.int32)
 
     for y in range(height):
-        # 1. The cells of this grid row that are in an island: image, column and island of each.
+        # 1. The cells of this grid row that are in an island: image and column of each.
         image, column = np.nonzero(island_of_cell[:, y])
-        island = image * most_islands + island_of_cell[image, y, column] - 1
-        if not len(island):
+        if not len(image):
             continue
 
-        # 2. The islands that have cells in this row (``present``), and which cells of the row belong to each of them.
-        #    ``index`` is, for each cell, the index of its island in ``present``.
-        present, index = np.unique(island, return_inverse=True)
-        belongs = np.zeros((len(present), width), bool)
-        belongs[index, column] = True
+        # 2. The islands that have cells in this row, and which cells of the row each of them has. ``which`` is, for
+        #    each cell, the index of its island in ``islands_in_row``.
+        islands_in_row, which = np.unique(island_in_batch[image, y, column], return_inverse=True)
+        cell_mask = np.zeros((len(islands_in_row), width), bool)
+        cell_mask[which, column] = True
 
         # 3. The waves of these cells.
-        row_waves = _waves_of_row(belongs, latest_so_far[present], reach)
-        wave_of_cell[image, y, column] = row_waves[index, column]
+        row_waves = _waves_of_row(cell_mask, latest_so_far[islands_in_row], reach)
+        wave_of_cell[image, y, column] = row_waves[which, column]
 
         # 4. Now this row is one of the rows above.
-        latest = np.maximum.accumulate(np.where(belongs, row_waves, -1), axis=1)
-        latest_so_far[present] = np.maximum(latest_so_far[present], latest)
+        latest = np.maximum.accumulate(np.where(cell_mask, row_waves, -1), axis=1)
+        latest_so_far[islands_in_row] = np.maximum(latest_so_far[islands_in_row], latest)
     return wave_of_cell
 
 
-def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) -> np.ndarray:
-    """The waves of the cells of one grid row in I islands, int32 [I, G]. If a cell is not in an island, the entry of
-    this cell and island is arbitrary.
+def _waves_of_row(cell_mask: np.ndarray, latest_so_far: np.ndarray, reach: int) -> np.ndarray:
+    """The waves of the cells of one grid row in I islands, int32 [I, G]; I is the number of islands in the row. If a
+    cell is not in an island, the entry of this cell and island is arbitrary.
 
     The cells of an island in the row are numbered from 0, left to right. If no cell waited for the rows above, the
     waves would be these numbers. But a cell also has an *earliest* wave: 1 + the latest wave of the cells for which it
@@ -220,31 +223,34 @@ def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) ->
     all cells to the right, because each of them waits for the cell before it. So the wave of a cell is its number + the
     largest delay so far.
 
-    In this example, an island (x) has no cell in the second column. Its cell 1 has to wait until wave 5. That is 4 more
-    than the cell's number, so cell 2 is also 4 waves later than its number, in wave 6::
+    In this example, an island (x) has no cell in column 1, so nothing reads the results of this column. The island's
+    cell 1, in column 2, has to wait until wave 5. That is 4 more than the cell's number, so cell 2 is also 4 waves
+    later than its number, in wave 6. ``reach`` is 1::
 
-        belongs          x  .  x  x
-        number           0     1  2
-        earliest         2     5  5
-        delay            2     4  3
-        largest so far   2     4  4
-        wave             2     5  6
+        column                  0  1  2  3
+        cell_mask               x  .  x  x
+        latest_so_far           1  4  4  4
+        number                  0  0  1  2
+        earliest                2  5  5  5
+        delay                   2 -4  4  3      (column 1: -G)
+        largest_delay_so_far    2  2  4  4
+        wave                    2  2  5  6
 
     Args:
-        belongs: bool [I, G], whether each cell of the row belongs to each island.
+        cell_mask: bool [I, G], whether each cell of the row belongs to each island.
         latest_so_far: int32 [I, G]; column c holds the latest wave of each island in the rows above, in columns up to
             c.
         reach: see :func:`waves_of_islands`.
     """
-    width = belongs.shape[1]
-    number = np.cumsum(belongs, axis=1, dtype=np.int32) - 1
+    width = cell_mask.shape[1]
+    number = np.cumsum(cell_mask, axis=1, dtype=np.int32) - 1
 
     last_column_above = np.minimum(np.arange(width) + reach - 1, width - 1)  # a cell waits for cells above up to here
     earliest = 1 + latest_so_far[:, last_column_above]
 
     # A cell outside the island must not delay the cells to its right, so it gets a delay below all delays of the
     # island's cells: an earliest wave is at least 0, and a number is less than the width.
-    delay = np.where(belongs, earliest - number, -width)
+    delay = np.where(cell_mask, earliest - number, -width)
     largest_delay_so_far = np.maximum.accumulate(delay, axis=1)
     return number + largest_delay_so_far
 
@@ -255,16 +261,17 @@ def _waves_of_row(belongs: np.ndarray, latest_so_far: np.ndarray, reach: int) ->
 class Wave(NamedTuple):
     """A wave of a block, and the cells whose tokens its pass feeds to the transformer.
 
+    ``predicted_by`` counts hidden rows (the transformer's outputs for fed tokens) of the pass that predicts the cells.
+    In wave 0, this is the pass that verified the block: its hidden row i predicts cell i of the block. In a later wave,
+    it is the wave's own pass: its hidden row i belongs to the cell ``fed[:, i]``, and predicts the cell after it.
+
     The arrays are int64, unless stated otherwise. In each image, at most a cells are resampled and m cells are fed. If
     an image has fewer entries than other images, its entries end with padding.
     """
 
     cells: np.ndarray  # cells to resample, [B, a]; n, the number of cells of the block, for padding
     outcome: np.ndarray  # outcomes of the draft tokens of ``cells``, uint8 [B, a]; 0 for padding
-    # For each cell to resample, the index of the hidden row that predicts it, [B, a]; 0 for padding. A hidden row is
-    # the transformer's output for a fed token, so this is an index into ``fed``. In wave 0, it is an index into the n
-    # hidden rows of the pass that verified the block: row i predicts cell i.
-    predicted_by: np.ndarray
+    predicted_by: np.ndarray  # index of the hidden row that predicts each cell of ``cells``, [B, a]; 0 for padding
     fed: np.ndarray  # cells whose tokens are fed, [B, m]; n for padding. Wave 0 feeds none: m is 0
     # The first cell after all fed cells. A fed token attends to itself and to all earlier cells, including drafts of
     # other islands, so no token attends to this cell or to a later cell.
@@ -321,6 +328,7 @@ def fed_cells(resampled: np.ndarray, resampled_before: np.ndarray) -> np.ndarray
     the wave before its own. ``resampled``, ``resampled_before``: bool [B, n], the cells of this wave and of the
     previous wave.
     """
+    assert not resampled[:, 0].any(), "the first cell of a block can only be in wave 0"
     is_in_wave = resampled.any(axis=1, keepdims=True)
     is_fed = np.zeros_like(resampled)
     is_fed[:, :-1] = is_in_wave & (resampled[:, 1:] | resampled_before[:, :-1])
@@ -341,10 +349,13 @@ def predicting_index(cells: np.ndarray, is_fed: np.ndarray) -> np.ndarray:
         cells: the cells to resample, int64 [B, a]; n for padding. The cell before each of them is fed.
         is_fed: the fed cells, bool [B, n], from :func:`fed_cells`.
     """
+    images, n = is_fed.shape
     index_among_fed = is_fed.cumsum(axis=1) - 1  # used only at fed cells
-    is_padding = cells == is_fed.shape[1]
-    cell_before = np.where(is_padding, 0, cells - 1)
-    return np.where(is_padding, 0, np.take_along_axis(index_among_fed, cell_before, axis=1))
+    # Shifted by one cell, so that the entry of a cell is the index of the cell before it. Entry 0 is not used, and
+    # entry n, for padding, is 0.
+    index_of_cell_before = np.zeros((images, n + 1), np.int64)
+    index_of_cell_before[:, 1:n] = index_among_fed[:, :-1]
+    return np.take_along_axis(index_of_cell_before, cells, axis=1)
 
 
 def left_aligned(chosen: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ the code and of its neighbours. The file has, in this order:
 1. :class:`BlockVerifier`, the target, which runs the stages 3, 4 and 5 of the cycle in ``__init__.py``. ``islands.py``
    says which cells are resampled, and in which pass;
 2. which drafts are accepted: :func:`pooled` and :func:`reject_all_but_share`;
-3. the table of neighbours: :func:`codebook_neighbours` and :func:`nearest_codes`.
+3. the table of neighbours: :func:`cached_neighbours` and :func:`nearest_codes`.
 
 The transformer's output for a fed token is a *hidden row*. It predicts the cell after this token.
 
@@ -63,13 +63,17 @@ class BlockVerifier:
         self.neighbours = neighbours
         self.pools: list[Tensor] = []  # for every block so far, the pooled probabilities, fp32 [B * n]
 
-        # The last cell, L - 1, is never fed, because it predicts no cell. So the last fed position is L - 2, and the
-        # image slot of cell L - 1 is free for padding. Padding is the canvas's cell L. It writes to slot L - 1, to
-        # which no token attends, and gets position L - 2 (any would do). A single image has no padding, so it needs one
-        # slot less.
+        # Where each cell is fed (L cells of an image; the canvas's cell L is padding):
+        #
+        #     cell              image slot   position
+        #     c, up to L - 2    c            c
+        #     L - 1             never fed: it predicts no cell
+        #     L, padding        L - 1        L - 2 (any would do)
+        #
+        # No token attends to slot L - 1. A single image has no padding, so it needs one slot less.
         self.last_position = canvas.cells - 2
         self.padding_slot = canvas.cells - 1
-        self.slots = canvas.cells if canvas.images > 1 else canvas.cells - 1  # number of image slots
+        self.slot_count = canvas.cells if canvas.images > 1 else canvas.cells - 1  # number of image slots
 
     # ------------------------------------------------------------ 3. verification
 
@@ -99,7 +103,7 @@ class BlockVerifier:
         canvas = self.canvas
         end = block.cells.stop - 1  # the last cell of the block is not fed: it would predict a cell outside the block
         if block.is_first:
-            hidden = self.transformer.prefill(self.reads_null, self.slots, canvas.values[:, :end])
+            hidden = self.transformer.prefill(self.reads_null, self.slot_count, canvas.values[:, :end])
         else:
             fed = torch.arange(block.fed_from, end, device=canvas.device)
             fed_rows = self.causal_rows(fed, slot=fed, position=fed, end=end)
@@ -120,8 +124,9 @@ class BlockVerifier:
         FastAR does not record this function as a CUDA graph. A recording would save little time, because the kernels of
         a whole block take longer than their launches. It would also keep the memory of the logits occupied.
         """
-        # 1. The pooled probability of each draft, and its probability without neighbours. To limit memory, the logits
-        #    are computed for some cells at a time.
+        # 1. The pooled probability of each draft. If a share is accepted, also its probability without neighbours. To
+        #    limit memory, the logits are computed for some cells at a time.
+        share = self.settings.acceptance_target
         sampling = self.canvas.sampling
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
         cells_on_device = torch.arange(cells.start, cells.stop, device=hidden.device)
@@ -133,11 +138,11 @@ class BlockVerifier:
             p = tempered(logits, sampling).softmax(-1)
             drafts = self.canvas.values[:, part]
             pools.append(pooled(p, drafts, self.neighbours))
-            own_probabilities.append(p.gather(-1, drafts[..., None])[..., 0])
+            if share:
+                own_probabilities.append(p.gather(-1, drafts[..., None])[..., 0])
         pool = torch.cat(pools, dim=1)
 
         # 2. Accept a share of the drafts or, without a share, all drafts whose pooled probability is at least tau.
-        share = self.settings.acceptance_target
         if share:
             own_probability = torch.cat(own_probabilities, dim=1)
             return pool, reject_all_but_share(pool, share, own_probability, tokens_before=cells.start)
@@ -259,9 +264,7 @@ def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
-def reject_all_but_share(
-    pool: Tensor, share: float, own_probability: Tensor | None = None, tokens_before: int = 0
-) -> Tensor:
+def reject_all_but_share(pool: Tensor, share: float, own_probability: Tensor, *, tokens_before: int) -> Tensor:
     """Accept a ``share`` of every image's draft tokens, those with the highest ``pool``, and reject all others. Returns
     the rejected tokens R_T, bool [B, n].
 
@@ -273,8 +276,7 @@ def reject_all_but_share(
     Args:
         pool: pooled probability of each draft token, fp32 [B, n], from :func:`pooled`.
         share: 0 to 1. It applies to the tokens of this block and of all earlier blocks together.
-        own_probability: probability of each draft token without its neighbours, fp32 [B, n]; None to use the unrounded
-            ``pool``.
+        own_probability: probability of each draft token without its neighbours, fp32 [B, n].
         tokens_before: number of tokens of an image in earlier blocks.
     """
     # Earlier blocks have accepted round(share * tokens_before) tokens. This block accepts as many tokens as are needed
@@ -284,8 +286,7 @@ def reject_all_but_share(
 
     # Sort by the less important criterion first, and then by the rounded pool. The second sort is stable: tokens with
     # the same rounded pool keep the order of the first sort.
-    own = pool if own_probability is None else own_probability
-    by_own = own.argsort(dim=1, descending=True, stable=True)
+    by_own = own_probability.argsort(dim=1, descending=True, stable=True)
     rounded = (pool * 1e4).round()
     by_pool = rounded.gather(1, by_own).argsort(dim=1, descending=True, stable=True)  # indices into by_own
     best_first = by_own.gather(1, by_pool)
@@ -298,7 +299,7 @@ def reject_all_but_share(
 _SCORES_AT_ONCE = 1 << 24
 
 
-def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Tensor:
+def cached_neighbours(codebook: Codebook, k: int, device: torch.device) -> Tensor:
     """The table of :func:`nearest_codes` for the unit vectors of a VQ codebook, on ``device``. It takes 66 MB for
     16,384 codes and k 1000.
 

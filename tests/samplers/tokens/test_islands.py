@@ -90,14 +90,14 @@ def test_a_code_held_twice_is_its_own_first():
 def test_the_table_of_a_codebook_is_of_its_unit_vectors_and_follows_its_weights():
     book = Codebook(9, 4)
     book.requires_grad_(False)
-    first = judge.codebook_neighbours(book, 3, torch.device("cpu"))
+    first = judge.cached_neighbours(book, 3, torch.device("cpu"))
     assert torch.equal(first, judge.nearest_codes(book.unit(), 3))
-    assert judge.codebook_neighbours(book, 3, torch.device("cpu")) is first
+    assert judge.cached_neighbours(book, 3, torch.device("cpu")) is first
     book.embedding.weight.mul_(torch.rand(9, 1) + 0.5)  # lengths do not matter
-    assert torch.equal(judge.codebook_neighbours(book, 3, torch.device("cpu")), first)
+    assert torch.equal(judge.cached_neighbours(book, 3, torch.device("cpu")), first)
     book.embedding.weight.copy_(book.embedding.weight.flip(0) ** 3)
-    assert not torch.equal(judge.codebook_neighbours(book, 3, torch.device("cpu")), first)
-    assert judge.codebook_neighbours(book, 2, torch.device("cpu")).shape == (9, 3)
+    assert not torch.equal(judge.cached_neighbours(book, 3, torch.device("cpu")), first)
+    assert judge.cached_neighbours(book, 2, torch.device("cpu")).shape == (9, 3)
 
 
 def test_neighbours_of_a_codebook_that_was_loaded_in_inference_mode():
@@ -105,11 +105,11 @@ def test_neighbours_of_a_codebook_that_was_loaded_in_inference_mode():
     with torch.inference_mode():
         torch.manual_seed(0)
         book = Codebook(9, 4)
-        first = judge.codebook_neighbours(book, 3, torch.device("cpu"))
-        assert judge.codebook_neighbours(book, 3, torch.device("cpu")) is first
+        first = judge.cached_neighbours(book, 3, torch.device("cpu"))
+        assert judge.cached_neighbours(book, 3, torch.device("cpu")) is first
         assert torch.equal(first, judge.nearest_codes(book.unit(), 3))
         book.embedding.weight.copy_(torch.randn(9, 4))
-        assert torch.equal(judge.codebook_neighbours(book, 3, torch.device("cpu")), judge.nearest_codes(book.unit(), 3))
+        assert torch.equal(judge.cached_neighbours(book, 3, torch.device("cpu")), judge.nearest_codes(book.unit(), 3))
 
 
 def test_pooling_adds_the_neighbours_probabilities():
@@ -128,10 +128,11 @@ def test_pooling_adds_the_neighbours_probabilities():
 @given(st.integers(1, 3), st.integers(1, 20), st.floats(0, 1))
 def test_a_target_rate_is_met_by_every_image_alone(images, count, rate):
     pool = torch.rand(images, count)
-    down = judge.reject_all_but_share(pool, rate)
+    down = judge.reject_all_but_share(pool, rate, pool, tokens_before=0)
     assert ((~down).sum(1) == round(rate * count)).all()
     for i in range(images):
-        assert torch.equal(judge.reject_all_but_share(pool[i : i + 1], rate)[0], down[i])
+        one = pool[i : i + 1]
+        assert torch.equal(judge.reject_all_but_share(one, rate, one, tokens_before=0)[0], down[i])
         assert not down[i].any() or down[i].all() or pool[i][down[i]].max() <= pool[i][~down[i]].min() + 1e-4
 
 
@@ -140,16 +141,16 @@ def test_of_tied_probabilities_those_of_the_likeliest_tokens_are_kept():
     pool = torch.tensor([[1.0, 0.2, 1 - 1e-6, 1 + 1e-6, 1.0]])
     own = torch.tensor([[0.1, 0.9, 0.4, 0.0, 0.1]])
     for share, kept in ((0.2, [2]), (0.4, [0, 2]), (0.6, [0, 2, 4]), (0.8, [0, 2, 3, 4]), (1.0, [0, 1, 2, 3, 4])):
-        down = judge.reject_all_but_share(pool, share, own)[0]
+        down = judge.reject_all_but_share(pool, share, own, tokens_before=0)[0]
         assert torch.nonzero(~down).flatten().tolist() == kept
     tied = torch.tensor([[0.5, 0.2, 0.5, 0.5]])
-    assert judge.reject_all_but_share(tied, 0.5).tolist() == [[False, True, False, True]]
+    assert judge.reject_all_but_share(tied, 0.5, tied, tokens_before=0).tolist() == [[False, True, False, True]]
 
 
 def test_equal_probabilities_are_kept_in_raster_order():
     pool = torch.full((2, 100), 0.25)
-    down = judge.reject_all_but_share(pool, 0.6)
+    down = judge.reject_all_but_share(pool, 0.6, pool, tokens_before=0)
     assert torch.equal(down, (torch.arange(100) >= 60).expand(2, -1))
     pool[:, 70] = 0.5
-    down = judge.reject_all_but_share(pool, 0.01)
+    down = judge.reject_all_but_share(pool, 0.01, pool, tokens_before=0)
     assert not down[:, 70].any() and down.sum() == 198

@@ -304,7 +304,7 @@ def test_the_share_of_a_block_counts_the_tokens_before_it():
     pool = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
     for before, kept in ((0, 2), (1, 3), (2, 3), (3, 2), (5, 3)):
         # round(0.5 (before + 5)) - round(0.5 before), where halves are rounded to even numbers.
-        assert (~verification.reject_all_but_share(pool, 0.5, None, before)).sum() == kept, before
+        assert (~verification.reject_all_but_share(pool, 0.5, pool, tokens_before=before)).sum() == kept, before
 
 
 def test_tau_and_neighbours_move_acceptance_as_said():
