@@ -57,3 +57,7 @@ class FeatureCache:
         self.decoder = None
         if block is not None:
             self.decoder = DecoderCache(block, State(tensors[in_encoder:-1]), State(tensors[-1:]))
+
+    def encoder_rows(self, size: int) -> State:
+        """The first ``size`` rows of each store of the encoder."""
+        return State(store[:, :, :, :size] for store in self.encoder)

@@ -39,9 +39,10 @@ class Order:
     # One entry for each AR step, the same for all images:
     count_before: tuple[int, ...]  # number of positions decided before the AR step, including fixed positions
     sizes: tuple[int, ...]  # number of positions that the AR step decides
-    cfg: tuple[float, ...]  # guidance scale
+    cfg: tuple[float, ...]  # guidance scale; the same numbers as in ``scale``
     decision_order: Tensor  # int64 [B, L], the positions in the order of their decision; fixed positions first
-    scale: Tensor  # fp32 [B, L], the guidance scale of every position; 1 at fixed positions, where it has no effect
+    # fp32 [B, L], ``cfg`` of the AR step that decides each position; 1 at fixed positions, where it has no effect
+    scale: Tensor
 
     @property
     def steps(self) -> int:
@@ -95,13 +96,13 @@ class TokenIndex:
     of chosen tokens may differ between the images.
 
     In this example, there are two images with three positions each, and a mask chooses three of these six tokens. Each
-    line of ``positions`` and of ``mask`` is an image. On the right, each column is a chosen token. The lines ``image``
-    and ``position`` are the field ``index``, and the lines ``image`` and ``column`` are the field
-    ``index_by_column``::
+    line of ``positions`` and of ``mask`` is an image. On the right are the three chosen tokens. The lines ``image`` and
+    ``position`` are the field ``index``, and the lines ``image`` and ``column`` are the field ``index_by_column``::
 
-        positions    5 2 7        mask    0 1 0        image       0 1 1
-                     4 0 1                1 0 1        position    2 4 1
-                                                       column      1 0 2
+                                                            token 1    token 2    token 3
+        positions    5 2 7    mask    0 1 0    image        0          1          1
+                     4 0 1            1 0 1    position     2          4          1
+                                               column       1          0          2
     """
 
     # Image and position of each token, int64 [N] each. If ``values`` [B, L, ...] are values of all tokens of the
@@ -137,13 +138,18 @@ class TokenIndex:
                          4 0 | 1        position    5 2 4 0 | 7 1
                                         column      0 1 0 1 | 2 2
         """
-        side_by_side = torch.cat([*positions], 1)
-        columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
-        columns_of_steps = columns.split([step_positions.shape[1] for step_positions in positions], 1)
+        images = []
+        columns = []
+        first = 0  # the first column of the AR step
+        for step_positions in positions:
+            images.append(TokenIndex.all(step_positions).index[0])
+            end = first + step_positions.shape[1]
+            columns.append(torch.arange(first, end, device=step_positions.device).repeat(len(step_positions)))
+            first = end
 
-        image = torch.cat([TokenIndex.all(step_positions).index[0] for step_positions in positions])
-        column = torch.cat([part.flatten() for part in columns_of_steps])
-        return TokenIndex((image, side_by_side[image, column]), (image, column))
+        image = torch.cat(images)
+        position = torch.cat([step_positions.flatten() for step_positions in positions])
+        return TokenIndex((image, position), (image, torch.cat(columns)))
 
     def __len__(self) -> int:
         return len(self.index[0])

@@ -5,8 +5,7 @@ Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantiza
 
 ``engine.py`` calls the function that computes z the *look*, and the function that samples tokens from z the *draw*.
 Here the look is a :class:`.Transformer` (``transformer.py``), and the draw is a :class:`Diffusion`. The other MAR
-samplers use these classes, or replace them. A *step* is a diffusion step unless the text says AR step. Two options save
-diffusion steps or calls of the head:
+samplers use these classes, or replace them. Two options save diffusion steps or calls of the head:
 
 - DiSA takes fewer diffusion steps for later tokens (:func:`annealed_tables`). The image approximates the unaccelerated
   image (Zhao et al. 2025, arXiv 2505.20297, section 3.2, and the published code).
@@ -109,10 +108,10 @@ class Diffusion:
             # The keys of the random numbers with which speculation verifies drafts, int64 [B, L].
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
-    def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
+    def __call__(self, ar_step: int, positions: Tensor, z: Tensor) -> Tensor:
         """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, D]. Returns fp32 [B, n, c]."""
         tokens = TokenIndex.all(positions)
-        batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
+        batch = self.canvas.batch(self.tables[ar_step], tokens, z, self.noise)
         if self.speculation_window > 1:
             rng = CounterRNG(self.keys[tokens.index])
             speculation = Speculation(self.heads.net, self.heads.for_speculation(batch), batch, rng, self.report)
@@ -136,16 +135,15 @@ def expect_full_head(settings: MARBase, is_full: bool) -> None:
 
 
 def annealed_tables(canvas: MARCanvas, equal_at_end: int = 1) -> list[StepTable]:
-    """A table of diffusion steps for each AR step. Later tables have fewer steps, see :func:`annealed_steps`.
+    """A table of diffusion steps for each AR step. Later tables have fewer diffusion steps, see :func:`annealed_steps`.
 
-    The tables of the last ``equal_at_end`` AR steps all have the smallest number of diffusion steps. But if the run has
-    only these AR steps, all tables have the largest number. AR steps with the same number of diffusion steps share one
-    table object.
+    Let ``steps`` be the number of AR steps. The counts of diffusion steps fall from AR step 0 to AR step
+    ``steps - equal_at_end``, and stay at that value. If these are the same AR step, nothing falls. AR steps with the
+    same count share one table object.
     """
     settings: DiSASettings = canvas.settings
 
-    # The numbers fall until the first of the last ``equal_at_end`` AR steps. The other last AR steps repeat its number.
-    falling = canvas.order.steps - equal_at_end + 1
+    falling = canvas.order.steps - equal_at_end + 1  # AR steps 0 to steps - equal_at_end
     counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, falling)
     counts += counts[-1:] * (equal_at_end - 1)
 

@@ -9,10 +9,13 @@ the conditional branch, which reads the class or prompt, then the null branch, w
 A *row* is one vector of the encoder or decoder. *Buffer rows* stand in front of the rows of an image's tokens. In class
 models, the buffer rows hold the class. A position is the index of a token in its image. A *snapshot* is an image at an
 AR step, with the tokens that were decided before this AR step. A pass reads Q snapshots, and several of them may be of
-the same image.
+the same image. In each snapshot, it reads K known (decided) tokens, and computes z of M wanted tokens. An entry of a
+batch is a snapshot in one branch::
 
-The decoder's batch has P Q entries, one for each snapshot in each branch. The encoder's batch has F entries: also P Q
-if the encoder reads the class, otherwise Q, because then all branches share the encoder's output.
+    batch of       size       when
+    the decoder    P Q        always
+    the encoder    F = P Q    the encoder reads the class
+    the encoder    F = Q      otherwise, because all branches share the encoder's output
 """
 
 from __future__ import annotations
@@ -75,7 +78,8 @@ class Transformer(ABC):
             (step,) = ar_steps
             return [self(step, order.positions_from(step))]
 
-        # 1. The snapshots: all images at the first AR step, then all images at the second AR step, and so on.
+        # 1. The snapshots. Below, snapshot = AR step x images + image, if AR steps are counted from the first of
+        #    ``ar_steps``.
         steps = [step for step in ar_steps for _ in range(images)]
         snapshots = Snapshots([*range(images)] * len(ar_steps), steps)
 

@@ -151,24 +151,26 @@ def held_together_by(canvas: MARCanvas, transformer: Transformer) -> str:
 class Refinement:
     """The diffusion of accepted drafts in few steps.
 
-    The T_g diffusion steps are numbered from 0, in the order in which they run. A refinement runs only the steps from
-    ``first_step`` on: S = T_g - first_step steps. It computes their *start*, which is the state before ``first_step``,
-    from the draft x' and noise. If S is 0, the result is the start. The setting ``accepted`` determines ``first_step``
-    and the start::
+    In this file, i = 0, 1, ... is the index of a diffusion step, in the order in which the T_g steps run. The paper
+    counts down: t = T_g - i. A refinement runs only the steps from ``first_step`` on: S = T_g - first_step steps. It
+    computes their *initial state*, which is the state before ``first_step``, from the draft x' and noise. If S is 0,
+    the result is the initial state. The setting ``accepted`` determines ``first_step`` and the initial state
+    (:func:`renoised` explains abar)::
 
-        accepted    first_step                                 start
+        accepted    first_step                                 initial state
         refine      0, if no step has gamma 1                  noise
-                    k + 1, if step k is the last with gamma 1  x' + sigma noise
-        renoise     T_g - floor(T_g denoise)                   sqrt(abar_t) x' + sqrt(1 - abar_t) noise
+                    i + 1, if step i is the last with gamma 1  x' + sigma noise
+        renoise     T_g - floor(T_g denoise)                   sqrt(abar) x' + sqrt(1 - abar) noise
         keep        T_g: no step runs                          x'
     """
 
     canvas: MARCanvas
     table: StepTable  # the S steps that run
-    noise: StreamNoise  # the noise for ``start`` and for the S steps
-    # Computes the states of N tokens before the S steps from their drafts x' and from their noise ``noise.start``. The
-    # result and both arguments are fp32 [N, c].
-    start: Callable[[Tensor, Tensor], Tensor]
+    start_noise: Tensor  # the noise in the initial state, fp32 [B, L, c]
+    step_noise: Tensor  # the noise of the S steps, fp32 [S, B, L, c]
+    # initial_state(drafts, noise) computes the initial states of N tokens from their drafts x' and from their
+    # ``start_noise``. The result and both arguments are fp32 [N, c].
+    initial_state: Callable[[Tensor, Tensor], Tensor]
     gamma: Tensor | None = None  # gamma of each of the S steps, fp32 [S]; None if no step mixes its mean with the draft
 
     def batch(self, tokens: TokenIndex, z: Tensor, drafts: Tensor) -> DiffusionBatch:
@@ -176,9 +178,10 @@ class Refinement:
 
         ``tokens``, ``z``: see :meth:`.MARCanvas.batch`; ``drafts``: the drafts x' of the tokens, fp32 [N, c].
         """
-        from_noise = self.canvas.batch(self.table, tokens, z, self.noise)  # its states x are ``noise.start``
+        noise = StreamNoise(self.start_noise, self.step_noise)
+        from_noise = self.canvas.batch(self.table, tokens, z, noise)  # its states x are the tokens' ``start_noise``
         adjustment = None if self.gamma is None else MeanAdjustment(drafts, self.gamma)
-        return replace(from_noise, x=self.start(drafts, from_noise.x), mean_adjustment=adjustment)
+        return replace(from_noise, x=self.initial_state(drafts, from_noise.x), mean_adjustment=adjustment)
 
 
 def guided(canvas: MARCanvas) -> Refinement:
@@ -200,11 +203,18 @@ def guided(canvas: MARCanvas) -> Refinement:
     # 1. No step has gamma 1. The comparison of floats is safe: a schedule reaches 1 at t = T_g, or linear-up at t = 1,
     #    and there its formula gives exactly 1.0.
     if 1 not in weights:
-        return Refinement(canvas, table, stream, start=lambda drafts, noise: noise, gamma=gamma)
+        return Refinement(
+            canvas,
+            table,
+            start_noise=stream.start,
+            step_noise=stream.steps,
+            initial_state=lambda drafts, noise: noise,
+            gamma=gamma,
+        )
 
     # 2. Only the steps after the last step with gamma 1 run. They start from the result of that step, computed with the
     #    noise that the step itself would have added.
-    last_with_gamma_1 = max(k for k, weight in enumerate(weights) if weight == 1)
+    last_with_gamma_1 = max(i for i, weight in enumerate(weights) if weight == 1)
     first_step = last_with_gamma_1 + 1
     noise_of_last = stream.steps[last_with_gamma_1]
 
@@ -214,20 +224,21 @@ def guided(canvas: MARCanvas) -> Refinement:
     return Refinement(
         canvas,
         table.some_steps(first_step, len(table)),
-        StreamNoise(start=noise_of_last, steps=stream.steps[first_step:]),
-        start=lambda drafts, noise: drafts + sigma * noise,
+        start_noise=noise_of_last,
+        step_noise=stream.steps[first_step:],
+        initial_state=lambda drafts, noise: drafts + sigma * noise,
         gamma=gamma[first_step:],
     )
 
 
 def renoised(canvas: MARCanvas) -> Refinement:
-    """The last S of T_g ordinary steps. They start from the draft x' with added noise: x = sqrt(abar_t) x' +
-    sqrt(1 - abar_t) noise. So x contains as much noise as the state of a diffusion from pure noise contains before the
-    same steps. t is the timestep of the first of the S steps, and abar_t is the product of all 1 - beta up to t.
+    """The last S of T_g ordinary steps. They start from the draft x' with added noise: x = sqrt(abar) x' +
+    sqrt(1 - abar) noise. So x contains as much noise as the state of a diffusion from pure noise contains before the
+    same steps. abar is the product of all 1 - beta up to the timestep of the first of the S steps.
 
     ``diffusion_steps.py`` has the equation data = data_x x + data_per_prediction prediction. Here the data is the draft
-    x', and the prediction is the noise; data_x is 1 / sqrt(abar_t), and data_per_prediction is -sqrt(1 / abar_t - 1).
-    ``start`` solves this equation for the state x.
+    x', and the prediction is the noise; data_x is 1 / sqrt(abar), and data_per_prediction is -sqrt(1 / abar - 1).
+    ``initial_state`` solves this equation for the state x.
     """
     settings: FastHybridSettings = canvas.settings
     table, stream = all_guided_steps(canvas)
@@ -244,8 +255,9 @@ def renoised(canvas: MARCanvas) -> Refinement:
     return Refinement(
         canvas,
         table.some_steps(first_step, len(table)),
-        stream._replace(steps=stream.steps[first_step:]),
-        start=lambda drafts, noise: (drafts - data_per_prediction * noise) / data_x,
+        start_noise=stream.start,
+        step_noise=stream.steps[first_step:],
+        initial_state=lambda drafts, noise: (drafts - data_per_prediction * noise) / data_x,
     )
 
 
@@ -256,8 +268,9 @@ def unchanged(canvas: MARCanvas) -> Refinement:
     return Refinement(
         canvas,
         table.some_steps(first_step, len(table)),
-        stream._replace(steps=stream.steps[first_step:]),
-        start=lambda drafts, noise: drafts,
+        start_noise=stream.start,
+        step_noise=stream.steps[first_step:],
+        initial_state=lambda drafts, noise: drafts,
     )
 
 
@@ -278,8 +291,8 @@ def all_guided_steps(canvas: MARCanvas) -> tuple[StepTable, StreamNoise]:
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
-    """gamma_t for each of the T_g = ``steps`` steps, in the order in which they run: t = T_g .. 1. The paper gives a
-    formula only for cos. We chose the other formulas to fit their names.
+    """gamma_t for each of the T_g = ``steps`` steps, in the order in which they run: t = T_g - i = T_g .. 1. The paper
+    gives a formula only for cos. We chose the other formulas to fit their names.
     """
     weight = {
         "cos": lambda t: math.sin(math.pi / 2 * (t / steps)) ** 2,  # 1 - cos^2(pi t / (2 T_g))

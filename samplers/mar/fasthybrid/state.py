@@ -94,14 +94,14 @@ class Pace:
 
 class Decision(NamedTuple):
     """Which images go on to their next AR step after a pass, and which tokens the sampler samples before they go on.
-    Every decided token is either sampled by a full diffusion or refined.
+    Every decided token is either sampled by a full diffusion or refined. The masks are on the host.
     """
 
-    advancing: Tensor  # mask of the images that decide their present AR step and go on to the next
-    decided: Tensor  # mask of the decided tokens: all tokens of the present AR step in the advancing images
-    refined: Tensor  # mask of the decided tokens that have an accepted draft
-    # Mask of the tokens that a full diffusion samples: the decided tokens without an accepted draft, and the tokens of
-    # later AR steps in the lookahead. For these later tokens, the samples are drafts.
+    advancing: Tensor  # bool [B, 1], the images that decide their present AR step and go on to the next
+    decided: Tensor  # bool [B, L], the decided tokens: all tokens of the present AR step in the advancing images
+    refined: Tensor  # bool [B, L], the decided tokens that have an accepted draft
+    # bool [B, L], the tokens that a full diffusion samples: the decided tokens without an accepted draft, and the
+    # tokens of later AR steps in the lookahead. For these later tokens, the samples are drafts.
     sampled_in_full: Tensor
     step: int  # the AR step that determines the number of diffusion steps of the full diffusion
 
@@ -115,17 +115,18 @@ def next_decision(pace: Pace, accepted: Tensor, together: bool) -> Decision:
 
     Args:
         pace: the AR step of each image.
-        accepted: mask of the tokens with an accepted draft.
+        accepted: the tokens with an accepted draft, bool [B, L].
         together: whether all images must stay at the same AR step. If it is False, the caller must use the same number
             of diffusion steps for all AR steps.
     """
-    # Mask of the images whose present AR step has a token without an accepted draft, [B, 1].
+    # The images whose present AR step has a token without an accepted draft, bool [B, 1].
     needs_diffusion = (pace.present & ~accepted).any(1, keepdim=True)
     ready = pace.unfinished & ~needs_diffusion
-    advancing = ready if ready.any() and not together else pace.unfinished
+    only_ready_advance = bool(ready.any()) and not together
+    advancing = ready if only_ready_advance else pace.unfinished
 
     decided = pace.present & advancing
-    in_diffusion = needs_diffusion & advancing  # mask of the images with tokens in the full diffusion, [B, 1]
+    in_diffusion = needs_diffusion & advancing  # the images with tokens in the full diffusion, bool [B, 1]
     return Decision(
         advancing=advancing,
         decided=decided,
@@ -207,11 +208,11 @@ class SampledTokens:
         # this is z'.
         self.conditions = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
 
-        # On the host: whether a token has a draft, bool [B, L]; whether this draft is accepted, bool [B, L]; and the
-        # outcome of the draft, uint8 [B, L], as in ``reports/record.py``.
-        self.has_draft = torch.zeros(images, length, dtype=torch.bool)
-        self.accepted = torch.zeros(images, length, dtype=torch.bool)
-        self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8)
+        # On the host, by column, like the masks of Pace: whether a token has a draft, bool [B, L]; whether this draft
+        # is accepted, bool [B, L]; and the outcome of the draft, uint8 [B, L], as in ``reports/record.py``.
+        self.has_draft = torch.zeros(images, length, dtype=torch.bool)  # host
+        self.accepted = torch.zeros(images, length, dtype=torch.bool)  # host
+        self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8)  # host
 
         self._similarities: list[Tensor] = []  # for each verification, cos(z', z) of N drafts, [N] on the device
 

@@ -78,11 +78,11 @@ class FrequencyWeighted(Diffusion):
         super().__init__(canvas, heads, tables)
         self.share = share
 
-    def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
+    def __call__(self, ar_step: int, positions: Tensor, z: Tensor) -> Tensor:
         """Sample the tokens at ``positions``, int64 [B, n], from z [P, B, n, D]; see :meth:`Diffusion.__call__`."""
         canvas = self.canvas
         longest = self.tables[0]  # from one AR step to the next, the number of diffusion steps never rises
-        table_of_step = self.tables[step]
+        table_of_step = self.tables[ar_step]
 
         # The number of tokens with the most detail. ``round`` corrects a product that should be a whole number but is
         # slightly below it.
@@ -91,7 +91,7 @@ class FrequencyWeighted(Diffusion):
         # If this AR step has as many diffusion steps as the first, then annealed_tables gave both the same table.
         all_take_longest = table_of_step is longest
         if not count or all_take_longest:
-            return super().__call__(step, positions, z)
+            return super().__call__(ar_step, positions, z)
 
         # 1. The columns of ``positions`` in each image, the token with the most energy first, int64 [B, n]. z[0] is the
         #    branch with the class or prompt.

@@ -59,8 +59,6 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-import torch
-
 from ....networks.mar import MARModel
 from ...conditioning import ClassOrPrompt
 from ...editing import Edit
@@ -96,16 +94,12 @@ def lazy_transformer(canvas: MARCanvas, settings: CacheSettings) -> LazyTransfor
 def note_caches(canvas: MARCanvas, settings: CacheSettings) -> None:
     """Write LazyMAR and its settings into the report of a run, and start to count how often the caches are used.
 
-    The report's ``sampler`` becomes "lazymar", or "SAMPLER+lazymar" for a SAMPLER other than MAR. If the token cache is
-    on, :attr:`MARCanvas.cached` counts how often each token comes from the cache. The report shows these counts as a
-    map.
+    The report's ``sampler`` becomes "lazymar", or "SAMPLER+lazymar" for a SAMPLER other than MAR.
     """
     report = canvas.report
     report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
     report.settings |= {f.name: getattr(settings, f.name) for f in fields(CacheSettings)}
     report.add(cached_calls=0)
-    if settings.refresh_period > 1 and settings.token_cache:
-        canvas.cached = torch.zeros(canvas.images, canvas.cells, dtype=torch.int32, device=canvas.device)
 
 
 def with_caches(sampler: Callable[..., Sampler], *transformer_arguments: str) -> Callable[..., Sampler]:
@@ -140,8 +134,10 @@ def check(model: MARModel, settings: LazyMARSettings) -> None:
 
 
 def check_caches(model: MARModel, settings: MARBase, caches: CacheSettings) -> None:
-    """Check the settings of a sampler and of its caches against a model. If the class of ``settings`` also has the
-    fields of :class:`CacheSettings`, pass the same object for ``settings`` and ``caches``.
+    """Check the settings of a sampler and of its caches against a model.
+
+    In ComfyUI, the settings of a sampler and of its caches come from two nodes, so ``checked_cache`` in
+    ``nodes/caches.py`` has two objects. All other callers have one object with the fields of both, and pass it twice.
 
     Raises:
         UserError: see :func:`samplers.mar.mar.check`; also if speculation is combined with the cache of the head.

@@ -56,11 +56,12 @@ def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule
 
     The first step is full. A step is also full if the number of steps left after it is 0 or another multiple of
     ``period``. Any other step is an edge step if more than 90 % of all steps are left after it, and otherwise reused.
-    For example, these are the first 11 of 30 steps with a period of 5 (F for full, E for edge, R for reused)::
+    For example, :func:`head_period` is 4 for 50 steps. These are the first 11 steps (F for full, E for edge, R for
+    reused)::
 
         step  0  1  2  3  4  5  6  7  8  9  10 ...
-        left  29 28 27 26 25 24 23 22 21 20 19 ...
-        kind  F  E  R  R  F  R  R  R  R  F  R  ...
+        left  49 48 47 46 45 44 43 42 41 40 39 ...
+        kind  F  F  E  E  R  F  R  R  R  F  R  ...
     """
     kinds: list[StepKind] = []
     for k in range(steps):
@@ -114,6 +115,7 @@ class CachedChainHead:
         self.schedule = schedule
         self.branches, self.tokens = batch.z.shape[:2]  # P, N
         self.report = report  # counts the work
+        self.next_step = 0  # the step that the caller must take next
 
         # For each kind, an iterator over the modulations of its steps; see step. Only full steps compute all branches.
         all_branches = head.cond_embed(batch.z.flatten(0, 1))  # [P N, w], the conditional branch first
@@ -123,12 +125,14 @@ class CachedChainHead:
             self.modulations[kind] = step_modulations(net, head, kind, outer, batch.table.times[steps], condition)
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
-        """See :class:`...chain.ChainHead`. The caller takes the steps in the order 0, 1, 2, ..., so each call advances
-        the iterator of its kind by one step.
+        """See :class:`...chain.ChainHead`. The caller must take the steps in the order 0, 1, 2, ..., because each call
+        advances the iterator of its kind by one step.
 
         At a full step, the head's output is [P, N, 2 c], and :func:`...chain.guide` applies guidance. At all other
         steps, the output is [1, N, 2 c] and already contains guidance; ``guide`` does not change it.
         """
+        assert k == self.next_step, "the modulations are in the order of the steps"
+        self.next_step += 1
         kind = self.schedule.kinds[k]
         modulations = next(self.modulations[kind])
 
@@ -233,8 +237,8 @@ class HeadCache(NamedTuple):
 
     mlps: list[Tensor]  # outputs of the outer blocks' MLPs, [N, w] each
     middle: Tensor  # sum of what blocks 1 to 4 added, [N, w]
-    # What guidance adds to the head's output, plus the last layer's bias, fp32 [N, 2 c]. One kernel then multiplies by
-    # the last layer's weight and adds both (torch.addmm).
+    # What guidance adds to the head's output, plus the last layer's bias, fp32 [N, 2 c]. With the last layer's weight
+    # W, out = h W^T + this; see evaluate_cached, part 2.
     guidance_and_bias: Tensor
 
 

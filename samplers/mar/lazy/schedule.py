@@ -62,12 +62,12 @@ class CachesToFill(NamedTuple):
 def caches_to_fill(
     settings: CacheSettings, rows_before: Sequence[int], leaves_out_rows: Sequence[bool], guided: bool
 ) -> list[CachesToFill | None]:
-    """For each AR step, which caches its pass fills if the pass is a refresh. None if it fills none, because no cache
-    would be used or because the next AR step is a refresh, too.
+    """Any AR step may become a refresh, because a sampler may skip one, or discard the cached features. So the list has
+    an entry for each AR step: what a refresh there would fill. None if it would fill nothing, because no cache would be
+    used or because the next AR step is a refresh, too.
 
     In this example, guidance and all caches are on, start_step is 1, and refresh_period is 3. AR steps 0, 1 and 4 are
-    refreshes. Another AR step is a refresh only if the sampler skips the AR step of a refresh, or discards the cached
-    features::
+    refreshes::
 
         AR step            0     1     2     3     4     5
         rows_before        2     3     5     8     12    17
@@ -141,9 +141,12 @@ def computed_ratios(settings: CacheSettings, steps: int) -> list[float]:
     else:  # stretched
         shares = [interpolated(table, k * len(table) / steps) for k in range(steps)]
 
-    # 2. Map the table's shares, 0.05 to 1, linearly onto the range from ``lowest`` to 1. Round the result, because
-    # RowSelection rounds the number of rows down: 0.1499999 in place of 0.15 could lose a row.
-    return [round(1 - (1 - lowest) * (1 - share) / (1 - table[-1]), 9) for share in shares]
+    # 2. How far the table has fallen at each AR step: 0 where its share is 1, and 1 where its share is the last, 0.05.
+    fallen = [(1 - share) / (1 - table[-1]) for share in shares]
+
+    # 3. Let the result fall from 1 to ``lowest``. Round it, because RowSelection rounds the number of rows down:
+    # 0.1499999 in place of 0.15 could lose a row.
+    return [round(1 - (1 - lowest) * part, 9) for part in fallen]
 
 
 def interpolated(table: Sequence[float], index: float) -> float:

@@ -21,6 +21,14 @@ from ..settings import DiSASettings, MARBase, SpeculationSettings
 # published code. See head_period for other numbers of diffusion steps.
 HEAD_PERIOD = 7
 
+# The classes in this file have several base classes, for example
+# ``class FastHybridLazyMARSettings(CacheSettings, FastHybridSettings)``. The rules:
+#
+# - The fields of the last base class come first. So FastHybrid's fields come before the fields of the caches.
+# - If several base classes have a method or property of the same name, Python uses the one of the first base class, and
+#   ``super()`` in it means the next base class. So ``approximates`` is the one of CacheSettings, and there
+#   ``super().approximates`` is the one of FastHybridSettings.
+
 # In each call of ``knob``: first the default and the tooltip, then the range. The code and the tooltip of start_step
 # count AR steps from 0. The tooltip of ratio_schedule counts them from 1.
 
@@ -107,15 +115,11 @@ def head_period(settings: CacheSettings, steps: int) -> int:
 @dataclass(frozen=True)
 class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
     """Settings of MAR with LazyMAR's caches: first MAR's fields, then the fields of the caches, then the field of
-    speculation. The fields of the last base class come first in a dataclass.
+    speculation.
     """
 
 
 # ------------------------------------------------------------------------------------------------ combinations
-
-# Each of these classes has the fields of the sampler first, and then the fields of the caches, because the fields of
-# the last base class come first in a dataclass. If both base classes have a method or property of the same name, Python
-# uses the one of CacheSettings. There, ``super()`` means the sampler's class.
 
 
 @dataclass(frozen=True)

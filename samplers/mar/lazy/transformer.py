@@ -29,12 +29,8 @@ compute in a class model (:class:`RowSelection` continues the example)::
 
 Shapes: B images, L tokens, N rows of the decoder, D transformer width, d numbers of an attention head, and P branches
 (2 with guidance, 1 without). The null branch is last. A *row* is one vector. A *position* is the index of a token in
-its image. The N rows are the ``buffer`` class rows, then the L tokens, so position p is row ``buffer + p``.
-
-The batch rows of the glossary are called *entries* here: one image in one branch. The decoder's batch has E entries,
-and the encoder's batch has F. E is ``branches`` B, and F is ``encoder_branches`` B (:class:`PassShape`). A refresh has
-``refresh_shape``; a reuse pass has ``reuse_shape``, which has only the conditional branch if the condition cache is on.
-A cache stores only the entries of ``reuse_shape``. Every pass returns z of all P branches.
+its image. The N rows are the ``buffer`` class rows, then the L tokens, so position p is row ``buffer + p``. The
+decoder's batch has E entries, and the encoder's batch has F (:class:`PassShape`).
 """
 
 from __future__ import annotations
@@ -59,13 +55,20 @@ from .settings import CacheSettings
 
 
 class PassShape(NamedTuple):
-    """The branches that a pass computes, for B images. The decoder's batch has E = ``branches`` B entries, and the
-    encoder's batch has F = ``encoder_branches`` B entries. An encoder that reads the class computes all branches that
-    the decoder computes. Any other encoder computes one branch, and all branches share its output.
+    """The branches that a pass computes. An *entry* of a batch is one image in one branch, so B images have
+    E = ``branches`` B entries in the decoder, and F = ``encoder_branches`` B entries in the encoder. The entries of the
+    conditional branch are first.
+
+    :class:`LazyTransformer` has two shapes: ``refresh_shape`` for refreshes, and ``reuse_shape`` for reuse passes. If
+    the condition cache is on, ``reuse_shape`` has only the conditional branch; otherwise the shapes are equal. The
+    encoder cache and the token cache store only the entries of ``reuse_shape``. A pass of either shape returns z of all
+    P branches.
     """
 
     branches: int  # branches that the decoder computes
-    encoder_branches: int  # branches that the encoder computes; 1 if all branches share the encoder's output
+    # Branches that the encoder computes. An encoder that reads the class computes the same branches as the decoder. Any
+    # other encoder computes 1 branch, and all branches share its output.
+    encoder_branches: int
 
 
 class EncoderCache(NamedTuple):
@@ -120,10 +123,9 @@ class LazyTransformer(Transformer):
         # The vectors for the class rows of a refresh, [F, D]. The conditional branch is first.
         self.buffer_vectors = self.full.buffer_vectors
 
-        # The batches of the passes.
         self.refresh_shape = PassShape(self.full.branches, self.full.encoder_branches)
         self.reuse_shape = self.refresh_shape
-        if settings.condition_cache:  # only the conditional branch
+        if settings.condition_cache:
             self.reuse_shape = PassShape(branches=1, encoder_branches=1)
 
         # Which rows the reuse passes compute, and which caches a refresh at each AR step fills.
@@ -134,6 +136,10 @@ class LazyTransformer(Transformer):
             leaves_out_rows=self.row_selection.leaves_out_rows,
             guided=canvas.guided,
         )
+
+        # The map of the report, which shows the tokens that come from the token cache.
+        if settings.refresh_period > 1 and settings.token_cache:
+            canvas.cached = torch.zeros(canvas.images, canvas.cells, dtype=torch.int32, device=canvas.device)
 
         self.memory = self._new_memory()
         self.cache: TransformerCache | None = None  # None if the next pass must be a refresh
@@ -182,16 +188,7 @@ class LazyTransformer(Transformer):
 
         # 1. The encoder reads all decided tokens. This fills the encoder cache.
         decided = canvas.order.decided_before(step)
-        encoder_cache: EncoderCache | None = None
-        if to_fill.encoder_cache_size == 0:
-            rows = self._encode_all(shape, decided)
-        else:
-            size = to_fill.encoder_cache_size
-            stores = State(store[:, :, :, :size] for store in self.memory.encoder)  # their first ``size`` rows
-            stored_entries = self.reuse_shape.branches * canvas.images
-            language_model = canvas.conditioning.feature_cache(stored_entries, size)
-            rows = self._encode_all(shape, decided, stores, language_model)
-            encoder_cache = EncoderCache(stores, language_model, rows[:stored_entries].clone())
+        rows, encoder_cache = self._fill_encoder_cache(decided, to_fill.encoder_cache_size)
 
         # 2. The decoder computes all rows in all blocks but the last. This fills the token cache. The last block
         # computes the rows of the wanted tokens, or the rows of all tokens if reuse passes need the residual.
@@ -213,6 +210,24 @@ class LazyTransformer(Transformer):
         self._count_bytes(self.cache)
         z = net.conditions(features, wanted_positions)
         return z.unflatten(0, (shape.branches, -1))
+
+    def _fill_encoder_cache(self, decided: Tensor, size: int) -> tuple[Tensor, EncoderCache | None]:
+        """Encode all decided tokens in a refresh. Returns the decoder's input rows [E, N, D], and the encoder cache.
+
+        Args:
+            decided: positions of all decided tokens, int64 [B, K].
+            size: :attr:`.CachesToFill.encoder_cache_size`. If it is 0, nothing is stored, and the cache is None.
+        """
+        if size == 0:
+            return self._encode_all(self.refresh_shape, decided), None
+
+        keys_and_values = self.memory.encoder_rows(size)
+        entries = self.reuse_shape.branches * self.canvas.images  # E of a reuse pass; these entries are stored
+        language_model = self.canvas.conditioning.feature_cache(entries, size)
+        rows = self._encode_all(self.refresh_shape, decided, keys_and_values, language_model)
+        # The clone is smaller than ``rows`` if the null branch is not stored. A view would keep all of ``rows`` in
+        # memory until the next refresh.
+        return rows, EncoderCache(keys_and_values, language_model, rows[:entries].clone())
 
     def _encode_all(
         self, shape: PassShape, decided: Tensor, stores: State = NONE_KEPT, language_model: Any = None
@@ -260,6 +275,7 @@ class LazyTransformer(Transformer):
         # and the rows that the later blocks computed, int64 [E, size]; None if they computed all rows.
         choose = None
         if cache.token is not None:
+            # The wanted rows first: run_decoder returns the features of the first M chosen rows.
             required_rows = torch.cat([wanted, new], dim=1) + buffer  # [B, M + n]
             choose = self.row_selection.choice(step, known_count, required_rows.repeat(shape.branches, 1))
         x = rows + net.decoder_pos_embed_learned
@@ -269,8 +285,8 @@ class LazyTransformer(Transformer):
         # 3. With the condition cache, the null branch is the conditional branch plus the residual.
         if cache.condition is not None:
             features = torch.cat([features, features + pick(cache.condition, wanted)])
-        branches = self.refresh_shape.branches  # P
-        z = net.conditions(features, wanted.repeat(branches, 1))
+        all_branches = self.refresh_shape.branches  # P
+        z = net.conditions(features, wanted.repeat(all_branches, 1))
 
         # 4. The report, and the map that shows which tokens came from the token cache.
         reuses = cache.encoder is not None or chosen_rows is not None or cache.condition is not None
@@ -283,7 +299,7 @@ class LazyTransformer(Transformer):
             canvas.cached += left_out[:, buffer:]
 
         cache.previous_step = step
-        return z.unflatten(0, (branches, -1))
+        return z.unflatten(0, (all_branches, -1))
 
     def _update_encoder_cache(self, cache: EncoderCache, new: Tensor, known_count: int) -> None:
         """Encode the class rows and the n new tokens, and write them into the cache. Their queries attend to the
@@ -399,29 +415,29 @@ class RowSelection:
         Args:
             step: the AR step.
             known_count: number of tokens that were decided before the previous pass.
-            required: rows of the wanted tokens, then rows of the new tokens, int64 [E, m].
+            required: see :attr:`RowChoice.required`.
         """
         order = self.canvas.order
         required_count = required.shape[1]
         decided_count = order.count_before[step]
 
-        # 1. How many rows the pass computes, and their ranks [B, N], if these are known before the pass. *decided* and
-        # *undecided* also put new or wanted tokens first. This has no effect, because RowChoice takes the required rows
-        # before it looks at the ranks.
+        # 1. How many rows the pass computes in addition to the required rows, and the ranks [B, N], if these are known
+        # before the pass. *decided* also ranks the new tokens first, and *undecided* the wanted tokens, although
+        # ``extra_count`` does not count them. This has no effect, because RowChoice ignores the ranks of required rows.
         rank: Tensor | None = None
         if self.selection == "decided":
-            size = required_count + known_count
+            extra_count = known_count
             rank = self._ranked_first(order.decision_order[:, :decided_count])
         elif self.selection == "undecided":
-            others_count = self.canvas.cells - known_count - required_count
-            size = required_count + others_count
+            extra_count = self.canvas.cells - known_count - required_count
             rank = self._ranked_first(order.decision_order[:, decided_count:])
         else:
-            size = max(required_count + self.spare, int(self.total * self.ratios[step]))
+            extra_count = max(self.spare, int(self.total * self.ratios[step]) - required_count)
             if self.selection == "random":
                 rank = self.random.uniform(step).view(-1, self.total)  # [B N, 1] -> [B, N]
 
         # 2. The choice. Both branches of guidance have the same ranks.
+        size = required_count + extra_count
         if size >= self.total:
             return None
         if rank is not None:
@@ -440,7 +456,9 @@ class RowChoice(NamedTuple):
     of lowest rank. The decoder calls this object in the measuring block (:func:`.run_decoder`).
     """
 
-    required: Tensor  # int64 [E, m], rows that the pass computes in any case
+    # int64 [E, m], rows that the pass computes in any case: the wanted rows first (run_decoder relies on it), then the
+    # rows of the new tokens.
+    required: Tensor
     size: int  # number of rows that the pass computes, including ``required``
     known_rank: Tensor | None  # fp32 [E, N], ranks that are known before the pass; None to rank by similarity
     # If the similarity determines the ranks: whether the most similar rows come first. If False, the least similar rows
@@ -464,6 +482,7 @@ class RowChoice(NamedTuple):
             rank = -s if self.most_similar else s
 
         by_rank = rank.scatter(1, self.required, torch.inf).argsort(dim=1, stable=True)  # the required rows are last
+        # ``required`` first, see the field.
         return torch.cat([self.required, by_rank[:, : self.size - self.required.shape[1]]], dim=1)
 
 
