@@ -84,11 +84,7 @@ def fasthybrid(
         yield from run_passes(canvas, canvas.order.plan, transformer, plain)
         return canvas.finish()
 
-    # Every image has its own pace, unless there is a reason to keep all images at the same AR step.
-    reason_together = held_together_by(canvas, transformer)
-    if reason_together and canvas.images > 1:
-        canvas.report.remark(f"{reason_together} kept the images at the same AR step, which takes more head calls")
-
+    together = must_stay_together(canvas, transformer)
     pace = Pace(canvas)
     newest_conditions = NewestConditions(canvas, transformer)
     sampled = SampledTokens(canvas, settings.threshold)
@@ -102,7 +98,7 @@ def fasthybrid(
         with canvas.clock.phase("head"):
             # 2. Verify drafts, and choose the tokens to sample.
             sampled.verify(pace, z[0])
-            decision = next_decision(pace, sampled.accepted, together=bool(reason_together))
+            decision = next_decision(pace, sampled.accepted, together)
 
             # 3. Sample them. One loop over diffusion steps does both *lookahead* and *refine*.
             in_full = pace.tokens_at(decision.sampled_in_full)
@@ -134,14 +130,22 @@ def fasthybrid(
     return canvas.finish()
 
 
-def held_together_by(canvas: MARCanvas, transformer: Transformer) -> str:
-    """What keeps all images at the same AR step; "" if each image has its own pace."""
+def must_stay_together(canvas: MARCanvas, transformer: Transformer) -> bool:
+    """Whether all images must stay at the same AR step. Otherwise each image has its own pace. The report says what
+    keeps several images together.
+    """
     settings: FastHybridSettings = canvas.settings
     if not transformer.allows_different_steps:
-        return "LazyMAR's caches"
+        reason = "LazyMAR's caches"
+    elif settings.annealed and canvas.order.steps > 1:
+        # With DiSA, the AR steps have different numbers of diffusion steps. But one full diffusion serves all images.
+        reason = "diffusion_steps_end"
+    else:
+        return False
 
-    # With DiSA, the AR steps have different numbers of diffusion steps. But one full diffusion serves all images.
-    return "diffusion_steps_end" if settings.annealed and canvas.order.steps > 1 else ""
+    if canvas.images > 1:
+        canvas.report.remark(f"{reason} kept the images at the same AR step, which takes more head calls")
+    return True
 
 
 # ------------------------------------------------------------------------------------------------ refinement
