@@ -178,7 +178,7 @@ class SpeculationSettings(MARBase):
 
     @property
     def samples_differently(self) -> bool:
-        return self.speculation_window > 1
+        return self.speculation_window > 1 or super().samples_differently
 
 
 @dataclass(frozen=True)

@@ -87,4 +87,4 @@ class NextStepSettings(Annealed):
 
     @property
     def samples_differently(self) -> bool:
-        return self.speculation_window > 1
+        return self.speculation_window > 1 or super().samples_differently

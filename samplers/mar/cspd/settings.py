@@ -91,4 +91,5 @@ class CSpDSettings(MARBase):
 
     @property
     def samples_differently(self) -> bool:
-        return (self.mode == "lossless" and not self.all_are_prefill) or self.speculation_window > 1
+        verifies = self.mode == "lossless" and not self.all_are_prefill
+        return verifies or self.speculation_window > 1 or super().samples_differently
