@@ -126,13 +126,13 @@ def expect_enough_tokens(sizes: Sequence[int], steps: Sequence[int]) -> None:
     for name, (size, stage_step_count) in zip(names, before, strict=False):
         if stage_step_count > size:
             raise UserError(
-                f"steps: GtR's {name} stage has {stage_step_count} AR steps, but only {size} tokens; reduce "
-                "steps, or change first_share."
+                f"steps: GtR's {name} stage has only {size} tokens for {stage_step_count} AR steps; use fewer, "
+                "or change first_share."
             )
     if last_steps > last_size:
         raise UserError(
-            f"reconstruction_steps: GtR's last stage has {last_steps} AR steps, but only {last_size} tokens; "
-            "reduce reconstruction_steps."
+            f"reconstruction_steps: GtR's last stage has only {last_size} tokens for {last_steps} AR steps; "
+            "lower reconstruction_steps."
         )
 
 
