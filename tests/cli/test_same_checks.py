@@ -172,7 +172,7 @@ REMEDIES = [
     ("compare --device cpu --samplers llamagen --prompt boat --set prompt.detail=81",
      "name a class with --label", "compare --device cpu --samplers llamagen --label boat"),
     (f"bench {SMALL} --set prompt.detail=81", "name a class with --label", f"bench {SMALL}"),
-    ("compare --model tar-1.5b --device cpu", "name a de-tokenizer, which generates the image, with --model",
+    ("compare --model tar-1.5b --device cpu", "use --model to name the de-tokenizer that generates the image",
      "compare --samplers tar --model demo-dtok-low --tar demo-tar --prompt boat --device cpu"),
 ]  # fmt: skip
 
