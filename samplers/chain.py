@@ -275,7 +275,7 @@ class FullChainHead(_FullHead):
 
 
 def for_each_step(net: Recordable, modulations: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Divide the modulations of many steps, [number of steps, ...] each, into those of each step, [...] each."""
+    """Divide the modulations of many steps, [number of steps, ...] each, into one tuple per step, [...] each."""
     if net.records:  # a function recorded as a CUDA graph copies contiguous tensors fastest
         modulations = [m.contiguous() for m in modulations]
     return list(zip(*modulations, strict=True))
@@ -352,9 +352,9 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 
 
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
-    """The rows of two batches in one batch: first the rows of ``first``, then those of ``second``. Each row keeps the
-    coefficients of its steps. In FastHybrid, ``first`` has the full diffusions, and ``second`` has the refinements. The
-    assertions say which batches can be joined.
+    """The rows of two batches in one batch: first the rows of ``first``, then the rows of ``second``. Each row keeps
+    the coefficients of its steps. In FastHybrid, ``first`` has the full diffusions, and ``second`` has the refinements.
+    The assertions say which batches can be joined.
     """
     parts = (first, second)
     assert len(first.table) == len(second.table)

@@ -147,7 +147,7 @@ class Canvas:
     """
 
     model: Model  # the model that generates the images
-    settings: Any  # the settings of the sampler, an object of its own class; see settings.py
+    settings: Any  # the settings of the sampler; each sampler has a settings class, see settings.py
     noise: Noise
     grid: tuple[int, int]  # h, w
     # The values of the cells, [B, L, ...]. A token model has one more cell at the end, which no image shows. If a pass
@@ -315,7 +315,7 @@ def run_passes(
         look, draw: see the top of this file.
         yield_step: takes the number of passes so far, and returns the steps to yield; None for
             :meth:`Canvas.yield_step`.
-        passes_before: number of passes that have run before those of the plan.
+        passes_before: number of passes that have run before the plan's passes.
     """
     yield_step = yield_step or canvas.yield_step
     looking, drawing = canvas.phases

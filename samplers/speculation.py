@@ -171,7 +171,7 @@ class _CouplingInputs(NamedTuple):
     uniforms: Tensor  # uniform random numbers, fp32 [M, VerificationRule.uniforms_per_step]
 
     def at(self, index: Tensor) -> _CouplingInputs:
-        """The arguments for those of the M steps that have the indices ``index``."""
+        """The arguments for the steps with the indices ``index``, which count the M steps."""
         draft, q, p, uniforms = self
         return _CouplingInputs(draft[index], q.at(index), p.at(index), uniforms[index])
 

@@ -59,7 +59,7 @@ class StepEquations:
         """The coefficients of the steps, fp32 [..., 1 ...] each. They broadcast to the shape of the states."""
         selected = self._coefficients[step]  # [..., 8]
         # One view with the added dimensions, [..., 8, 1 ...], costs the host less than a view of each coefficient. The
-        # dimension of size 8 comes after those of ``step``.
+        # dimension of size 8 comes after the dimensions of ``step``.
         selected = selected.view(*selected.shape, *(1,) * self._state_dimensions)
         return StepNumbers(*selected.unbind(step.ndim))
 

@@ -171,8 +171,8 @@ class MARCanvas(Canvas):
     """The canvas of a MAR model. ``values`` are the tokens, fp32 [B, L, c]."""
 
     model: MARModel
-    # The settings of the sampler, an object of its own class. All these classes have the fields of MARBase. A function
-    # that reads other fields names the class in a local variable.
+    # The settings of the sampler. Each sampler has a settings class, and all these classes have the fields of MARBase.
+    # A function that reads other fields names the class in a local variable.
     settings: Any
     noise: PairedNoise
     order: Order = field(kw_only=True)

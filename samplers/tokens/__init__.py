@@ -15,7 +15,7 @@ The files in reading order:
 - ``llamagen.py``, ``zipar.py``, ``par.py``, ``tar.py`` (Tar's first stage): the samplers with such a schedule;
 - ``mulosd/``: a model for small images makes a draft, and a model for larger images verifies and corrects it.
 
-The files use these words, besides those of ``samplers/__init__.py``. ``schedule.py`` and ``cache_slots.py`` have
+The files use these words, besides the words in ``samplers/__init__.py``. ``schedule.py`` and ``cache_slots.py`` have
 examples:
 
 =======  =============================================================================================================

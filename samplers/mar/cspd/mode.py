@@ -105,7 +105,7 @@ class Paths(NamedTuple):
         return PathDensity(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
 
     def drafted_steps(self) -> DraftedSteps:
-        """All diffusion steps, as drafts that ``speculation.py`` verifies. Their stds are those of the noise that was
+        """All diffusion steps, as drafts that ``speculation.py`` verifies. Their stds describe the noise that was
         added: T s, or 0 in a last diffusion step without noise.
         """
         mean, log_std = self.predicted

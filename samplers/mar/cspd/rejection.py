@@ -85,8 +85,8 @@ def log_ratio(token: Tensor, q: PathDensity, p: PathDensity, sigma_power: int, s
         return -0.5 * (z**2).sum(-1)
 
     # 1. The factors of r before the exponentials, for each channel: the power of Sigma, and the ratio of the Gaussians'
-    # normalisers. A normaliser is a constant / std, so the ratio of those of p and q is (q's std) / (p's std). In
-    # it, std_factor cancels.
+    # normalisers. A normaliser is a constant / std, so p's normaliser / q's normaliser is (q's std) / (p's std). In
+    # this ratio, std_factor cancels.
     log_sigma = q.sum_of_other_log_stds - p.sum_of_other_log_stds
     log_factor = sigma_power * log_sigma + q.log_std - p.log_std
 

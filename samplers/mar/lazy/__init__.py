@@ -27,7 +27,7 @@ The transformer has three caches. :class:`CacheSettings` can switch off each of 
    blocks after the *measuring block* (:func:`.measuring_block`). A reuse pass computes all rows up to the measuring
    block, but only some rows in the later blocks: the wanted rows, the new rows, and the rows that have changed most.
    There, the computed rows also attend to the stored keys and values of all other rows (9). Its error: the stored keys
-   and values of a row are those of the last pass that computed this row in the later blocks.
+   and values of a row come from the last pass that computed this row in the later blocks.
 
    The attention values V of the measuring block show how much row i has changed since k'. The similarity is
    s_i = cos(V_i^k, V_i^k'), averaged over the attention heads. The rows of lowest s_i have changed most (8).

@@ -314,7 +314,7 @@ class LazyTransformer(Transformer):
         net = canvas.model.net
         shape = self.reuse_shape
 
-        # 1. Encoder and language model write keys and values of the new tokens after those of the known tokens. The
+        # 1. Encoder and language model write keys and values of the new tokens after the known tokens' entries. The
         # class rows are last, because the next pass overwrites them with its new tokens (MAR.encode_more).
         tokens = canvas.values.repeat(shape.encoder_branches, 1, 1)
         positions = new.repeat(shape.encoder_branches, 1)
